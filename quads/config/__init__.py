@@ -1,0 +1,47 @@
+"""Typed, closed, frozen configuration: the only home of defaults (no torch here).
+
+`Experiment` is what a YAML file under configs/ says; `Run` is one arm with one seed, fully resolved: the unit that
+is trained, hashed and saved beside its result.
+"""
+
+from quads.config.arms import Arm, Correction, Rac, RolloutPrecision, TrainerPrecision
+from quads.config.errors import ConfigError
+from quads.config.experiment import (
+    Data,
+    Evaluation,
+    Experiment,
+    Grpo,
+    Model,
+    Outliers,
+    Runtime,
+    Tracking,
+    Warmup,
+)
+from quads.config.load import load_arm, load_arms, load_experiment, load_experiments
+from quads.config.run import Run, canonical_json, config_hash, resolve_run
+
+__all__ = [
+    "Arm",
+    "ConfigError",
+    "Correction",
+    "Data",
+    "Evaluation",
+    "Experiment",
+    "Grpo",
+    "Model",
+    "Outliers",
+    "Rac",
+    "RolloutPrecision",
+    "Run",
+    "Runtime",
+    "Tracking",
+    "TrainerPrecision",
+    "Warmup",
+    "canonical_json",
+    "config_hash",
+    "load_arm",
+    "load_arms",
+    "load_experiment",
+    "load_experiments",
+    "resolve_run",
+]

@@ -1,0 +1,191 @@
+"""An experiment: model x data x schedule x arms x seeds. YAML files hold values only; defaults live here.
+
+Source of the toy's values: measurements of this project (README, section "The toy"); of GRPO's: the paper's setting.
+Differs from verl's YAML tree in that a key means one thing, has one default, and an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from quads.config.arms import Frozen
+
+
+class Model(Frozen):
+    """A tiny Qwen3-MoE, made here; its vocabulary is the tokenizer's, so that no padding row pollutes log-probs."""
+
+    hidden: int = Field(64, gt=0, description="D; a multiple of 16 (NVFP4 block)")
+    layers: int = Field(2, gt=0)
+    heads: int = Field(4, gt=0)
+    kv_heads: int = Field(2, gt=0)
+    head_dim: int = Field(32, ge=32, description="vLLM's CPU attention serves 32, 64, 80, 96, 112, 128 and more")
+    experts: int = Field(8, gt=1)
+    experts_per_token: int = Field(2, gt=0)
+    expert_hidden: int = Field(32, gt=0, description="F of one expert; a multiple of 16 (NVFP4 block)")
+    rope_theta: float = 10000.0
+
+    @model_validator(mode="after")
+    def _blocks_of_16(self) -> Self:
+        for name in ("hidden", "expert_hidden"):
+            got = getattr(self, name)
+            if got % 16:
+                raise ValueError(
+                    f"model.{name}={got} is not a multiple of 16, the NVFP4 block along K; "
+                    f"use {got - got % 16 or 16} or {got + 16 - got % 16}"
+                )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"model.heads={self.heads} is not a multiple of model.kv_heads={self.kv_heads}")
+        return self
+
+
+class Data(Frozen):
+    """Arithmetic chains: `^3+5*2-7=` is answered by the running results modulo 10 and an end mark."""
+
+    operations: int = Field(6, ge=1, le=12, description="operations per prompt; the answer has as many digits")
+    operators: str = Field("+-*", pattern=r"^[+\-*]+$")
+    train_prompts: int = Field(1920, gt=0, description="must cover steps x prompts per step: no prompt repeats")
+    eval_prompts: int = Field(384, gt=0)
+    calibration_prompts: int = Field(64, gt=0, description="prompts with answers that calibrate static RAC masks")
+    seed: int = 1000
+
+
+class Outliers(Frozen):
+    """Function-preserving outlier channels INJECTED into the warm checkpoint (gain x strength, next matrix / strength).
+
+    Trained MoEs have such channels; a model this small has none. Strength 1 switches the injection off.
+    """
+
+    strength: float = Field(12.0, ge=1.0)
+    channels_per_norm: int = Field(2, ge=1)
+    seed: int = 100
+
+
+class Warmup(Frozen):
+    """Supervised warm-up that leaves something for RL to sharpen: first clean, then noisy demonstrations."""
+
+    clean_steps: int = Field(260, ge=0)
+    noisy_steps: int = Field(100, ge=0)
+    batch: int = Field(64, gt=0)
+    clean_lr: float = Field(5e-3, gt=0)
+    noisy_lr: float = Field(2e-3, gt=0)
+    noise: float = Field(0.12, ge=0, lt=1, description="chance that a digit of the chain is replaced at random")
+    seed: int = 0
+    outliers: Outliers = Outliers()
+
+
+class Grpo(Frozen):
+    """GRPO schedule; every field is handed to verl explicitly, so that no default of verl decides a result."""
+
+    steps: int = Field(60, gt=0)
+    prompts_per_step: int = Field(12, gt=0)
+    samples_per_prompt: int = Field(8, gt=1)
+    mini_batch_prompts: int = Field(12, gt=0)
+    epochs_per_batch: int = Field(1, gt=0)
+    lr: float = Field(5e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.2, gt=0)
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="bound on the ratio of negative advantages; null is off (verl's own default is 3.0)",
+    )
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+    temperature: float = Field(1.0, gt=0)
+    max_prompt_tokens: int = Field(16, gt=0)
+    max_response_tokens: int = Field(8, gt=0)
+    save_every: int = Field(20, gt=0, description="steps; a killed run loses at most this many")
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.prompts_per_step % self.mini_batch_prompts:
+            raise ValueError(
+                f"grpo.prompts_per_step={self.prompts_per_step} is not a multiple of "
+                f"grpo.mini_batch_prompts={self.mini_batch_prompts}"
+            )
+        return self
+
+
+class Evaluation(Frozen):
+    """pass@1 = mean over samples_per_problem samples, one seed per (problem, sample)."""
+
+    samples_per_problem: int = Field(4, gt=0)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    engines: tuple[Literal["own", "bf16"], ...] = Field(
+        ("own", "bf16"), description="own: the arm's rollout mode; bf16: the master weights rounded to BF16"
+    )
+    bootstrap: int = Field(2000, gt=0, description="resamples over problems")
+    confidence: float = Field(0.95, gt=0, lt=1)
+    seed: int = 0
+
+
+class Runtime(Frozen):
+    """Where and how the stack runs; the code is the same at every scale."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpus_per_node: int = Field(1, gt=0)
+    nodes: int = Field(1, gt=0)
+    engine_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    attention_backend: str | None = Field(None, description="vLLM's name; null leaves the choice to vLLM")
+    agent_loop: Literal["inline", "verl"] = Field(
+        "inline",
+        description="inline: one process, one replica, single turn; verl: the stock agent-loop workers",
+    )
+    micro_batch_sequences: int = Field(96, gt=0, description="sequences per trainer micro-batch and device")
+    max_sequences: int = Field(96, gt=0, description="sequences the engine runs at once")
+    max_batched_tokens: int = Field(2048, gt=0)
+    kv_cache_mib: int = Field(32, gt=0)
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    threads: int = Field(1, gt=0, description="OpenMP threads per process on CPU")
+    memory_gib: float = Field(5.0, gt=0, description="what one training job may take; the scheduler packs by it")
+
+
+class Tracking(Frozen):
+    """MLflow. An unreachable store stops the run; `enabled: false` is the only way to go without."""
+
+    enabled: bool = True
+    uri: str = "sqlite:///results/mlflow.db"
+    artifacts: str = "results/mlartifacts"
+    experiment: str = "quads"
+
+
+class Experiment(Frozen):
+    """One YAML file under configs/."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]+$", description="file stem under configs/ and folder under results/")
+    title: str
+    arms: tuple[str, ...] = Field(min_length=1, description="file stems under configs/arms; `snakemake NAME`")
+    more_arms: tuple[str, ...] = Field((), description="added by `snakemake NAME_all`")
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    model: Model = Model()
+    data: Data = Data()
+    warmup: Warmup = Warmup()
+    grpo: Grpo = Grpo()
+    evaluation: Evaluation = Evaluation()
+    runtime: Runtime = Runtime()
+    tracking: Tracking = Tracking()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        need = self.grpo.steps * self.grpo.prompts_per_step
+        if self.data.train_prompts < need:
+            raise ValueError(
+                f"data.train_prompts={self.data.train_prompts} is less than grpo.steps x prompts_per_step = {need}: "
+                f"prompts would repeat; raise data.train_prompts to {need} or more"
+            )
+        fits = self.data.operations + 2
+        if self.grpo.max_response_tokens < fits:
+            raise ValueError(
+                f"grpo.max_response_tokens={self.grpo.max_response_tokens} cannot tell a finished answer from a "
+                f"cut one: {self.data.operations} digits, the end mark and one to spare need {fits}"
+            )
+        for name, values in (("arms", self.arms + self.more_arms), ("seeds", self.seeds)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} lists a value twice: {list(values)}")
+        return self

@@ -1,0 +1,58 @@
+"""One run = one arm with one seed, fully resolved; its hash names the result's path.
+
+    hash = sha256(canonical JSON of the run)[:10]
+
+Contract: only what can change a training result is in a Run, so that a new arm, a new seed, an evaluation setting or
+a tracking address never moves a finished run to another path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import BaseModel
+
+from quads.config.arms import Arm, Frozen
+from quads.config.experiment import Data, Experiment, Grpo, Model, Runtime, Warmup
+
+
+class Run(Frozen):
+    """Everything that training depends on."""
+
+    arm: Arm
+    seed: int
+    model: Model
+    data: Data
+    warmup: Warmup
+    grpo: Grpo
+    runtime: Runtime
+
+    @property
+    def id(self) -> str:
+        """Folder name: arm, seed and config hash."""
+        return f"{self.arm.name}-seed{self.seed}-{config_hash(self)}"
+
+
+def canonical_json(model: BaseModel) -> str:
+    """The model as JSON with sorted keys: equal configs give equal text."""
+    return json.dumps(model.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def config_hash(*models: BaseModel) -> str:
+    """Ten hex digits over the canonical JSON of the given models, in order."""
+    digest = hashlib.sha256("\n".join(canonical_json(m) for m in models).encode())
+    return digest.hexdigest()[:10]
+
+
+def resolve_run(experiment: Experiment, arm: Arm, seed: int) -> Run:
+    """The run of `arm` with `seed` under `experiment`."""
+    return Run(
+        arm=arm,
+        seed=seed,
+        model=experiment.model,
+        data=experiment.data,
+        warmup=experiment.warmup,
+        grpo=experiment.grpo,
+        runtime=experiment.runtime,
+    )
