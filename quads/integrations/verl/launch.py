@@ -1,0 +1,122 @@
+"""Start the driver of one training run, follow its log, and turn it into history rows and progress lines.
+
+Contract: `run_driver` returns when the driver has ended; it raises TrainingError with the last lines of the log
+if the driver failed. Everything the driver and its Ray actors print goes to train.log, appended to per attempt.
+The driver and all that it started die with this process: the driver leads its own process group, which is killed on
+any way out of `run_driver`, and a watch on the parents (quads.lifeline) covers a SIGKILL of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quads.config import Run
+from quads.integrations.verl.history import history_row
+from quads.integrations.verl.overrides import RunPaths, verl_overrides
+from quads.integrations.verl.router import ROUTER_CLASS
+from quads.integrations.verl.session import environment
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+TAIL_LINES = 40
+
+
+class TrainingError(RuntimeError):
+    """The driver ended with an error; the message holds its exit status and the end of its log."""
+
+
+class MetricsTail:
+    """New complete lines of a JSONL file that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset = path, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Records appended since the last call; an unfinished last line waits for the next one."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            chunk = file.read()
+        whole = chunk.rfind(b"\n") + 1
+        self.offset += whole
+        return [json.loads(line) for line in chunk[:whole].splitlines() if line.strip()]
+
+
+def _tail(path: Path, lines: int) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _stop(driver: subprocess.Popen[bytes]) -> None:
+    """End the driver's process group; Ray's daemons are in it or die with their driver."""
+    for sig, grace in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(driver.pid, sig)
+        except ProcessLookupError:
+            return
+        try:
+            driver.wait(grace)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], None]) -> None:
+    """Train `run`; `on_row` gets every history row as soon as verl has logged its step."""
+    paths.out.mkdir(parents=True, exist_ok=True)
+    launch = paths.out / "launch.json"
+    launch.write_text(json.dumps({"overrides": verl_overrides(run, paths)}, indent=1))
+    (paths.out / "router.yaml").write_text(f"router_class: {ROUTER_CLASS}\n")
+    attempt = sum(1 for _ in paths.out.glob("verl_metrics.*.jsonl")) + 1
+    metrics = paths.out / f"verl_metrics.{attempt}.jsonl"
+    metrics.touch()
+    log_path = paths.out / "train.log"
+    with log_path.open("ab") as log_file:
+        log_file.write(f"\n===== attempt {attempt}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')} =====\n".encode())
+        log_file.flush()
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "quads.integrations.verl.main", str(launch)],
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment(run, paths.ray, metrics)},
+            start_new_session=True,
+        )
+    tail = MetricsTail(metrics)
+    try:
+        while True:
+            ended = driver.poll() is not None
+            for record in tail.read():
+                on_row(history_row(record))
+            if ended:
+                break
+            time.sleep(POLL_S)
+    finally:
+        _stop(driver)
+    if driver.returncode != 0:
+        raise TrainingError(
+            f"training of {run.id} failed with exit status {driver.returncode}; the end of {log_path}:\n"
+            + _tail(log_path, TAIL_LINES)
+        )
+
+
+class RaySession:
+    """A private, short directory for one Ray session (its sockets' paths are limited to 107 bytes)."""
+
+    def __enter__(self) -> Path:
+        self.path = Path(tempfile.mkdtemp(prefix="quads-ray-", dir="/tmp"))
+        return self.path
+
+    def __exit__(self, *_: Any) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

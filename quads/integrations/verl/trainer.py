@@ -1,0 +1,39 @@
+"""verl's synchronous trainer as quads_sync: our worker, a fast replay-buffer poll, a weight check at the end.
+
+Differs from PPOTrainerSync only in the three overrides below; GRPO, batching, checkpoints and validation are verl's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from quads.integrations.verl.overrides import TRAINER_MODE
+from quads.integrations.verl.worker import QuadsActorRolloutRefWorker
+
+
+@register_trainer(TRAINER_MODE)
+class QuadsTrainer(PPOTrainerSync):
+    """See the module docstring."""
+
+    def _build_replay_buffer(self) -> Any:
+        # Six branches of verl's trainer test trainer_mode == "sync" and would otherwise pick the asynchronous buffer.
+        self.trainer_mode = "sync"
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = 0.05  # verl's 2.0 s makes every step wait for a multiple of it
+        return buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(QuadsActorRolloutRefWorker)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        super().fit(agent_loop_manager)
+        # The last step ends with a weight sync, so trainer and engine must hold the same weights now.
+        self.actor_rollout_wg.check_engine_weights()

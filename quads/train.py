@@ -1,0 +1,201 @@
+"""Stage: train one arm with one seed by GRPO, through verl with vLLM rollouts.
+
+    python -m quads.train --experiment configs/toy.yaml --arm quads --seed 0 --data DIR --model DIR \
+        --checkpoints DIR --out DIR
+
+Contract: resumes from the last checkpoint under --checkpoints if that belongs to the same resolved config and code
+(otherwise the old checkpoints are moved aside, never deleted); writes OUT/run.json (resolved config), history.jsonl
+(one row per step), surgery.json, receipt.json, delta_weight.json, train.log (appended per attempt) and, last,
+OUT/result.json. Stops with a reason if the plugin did not load, if the engine's mode is not the arm's, if a step is
+missing from the history, or if the engine's weights differ from a QAT trainer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quads.config import ConfigError, Run, config_hash, load_arm, load_experiment, resolve_run
+from quads.files import ResultFileError, append_jsonl, read_jsonl, read_result, write_json_atomic
+from quads.integrations.verl.history import merge
+from quads.integrations.verl.launch import RaySession, TrainingError, run_driver
+from quads.integrations.verl.overrides import RunPaths
+from quads.lifeline import watch_parents
+from quads.provenance import TRAINING, code_hash, commit, hardware, versions
+
+log = logging.getLogger("quads.train")
+
+PACKAGES = ("torch", "verl", "vllm", "transformers", "ray", "tensordict", "TransferQueue")
+
+
+@contextmanager
+def locked(checkpoints: Path) -> Iterator[None]:
+    """Hold the checkpoint folder: a second trainer of the same run (an orphan, a double submission) must not start."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    with (checkpoints / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(
+                f"{checkpoints} is in use by another training process; wait for it or stop it, then run again"
+            ) from None
+        yield
+
+
+def claim_checkpoints(run: Run, code: str, checkpoints: Path) -> int:
+    """The step to resume from (0 for none). Checkpoints of another config or code are moved aside."""
+    stamp, want = checkpoints / "stamp.json", {"config_hash": config_hash(run), "code_hash": code}
+    if stamp.exists() and json.loads(stamp.read_text()) != want:
+        aside = checkpoints / time.strftime("stale-%Y%m%dT%H%M%S")
+        aside.mkdir()
+        for item in checkpoints.iterdir():
+            if item.name != ".lock" and not item.name.startswith("stale-"):
+                shutil.move(str(item), aside / item.name)
+        log.warning("checkpoints of another config or code were moved to %s; training starts from step 0", aside)
+    write_json_atomic(stamp, want)
+    latest = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(latest.read_text()) if latest.exists() else 0
+
+
+class Progress:
+    """Appends history rows and logs one line per step with an ETA."""
+
+    def __init__(self, path: Path, run: Run, resumed: int) -> None:
+        self.path, self.run, self.resumed, self.start = path, run, resumed, 0.0
+
+    def __call__(self, row: dict[str, float]) -> None:
+        append_jsonl(self.path, row)
+        step, steps = int(row["step"]), self.run.grpo.steps
+        if "reward" not in row:
+            self.start = time.monotonic()
+            log.info("%s ready at step %d, accuracy in its own engine %.3f", self.run.id, step, row["eval_accuracy"])
+            return
+        pace = (time.monotonic() - self.start) / max(step - self.resumed, 1)
+        log.info(
+            "%s step %d/%d reward %.3f gap %.4f max %.2f k3 %.4f clipped %.3f %.0f tok/s %.1f s/step ETA %d s%s",
+            self.run.arm.name,
+            step,
+            steps,
+            row["reward"],
+            row["gap_mean"],
+            row["gap_max"],
+            row["k3"],
+            row["clipped_share"],
+            row["tokens_per_s"],
+            pace,
+            round(pace * (steps - step)),
+            f" accuracy {row['eval_accuracy']:.3f}" if "eval_accuracy" in row else "",
+        )
+
+
+def check_history(path: Path, steps: int) -> list[dict[str, float]]:
+    """The merged history, rewritten in step order. Raises TrainingError naming the steps that are missing."""
+    rows = merge(read_jsonl(path, ["step"]))
+    have = {int(r["step"]) for r in rows}
+    missing = [s for s in range(steps + 1) if s not in have]
+    if missing:
+        raise TrainingError(f"{path}: steps {missing} are missing; delete the run's checkpoints to train it again")
+    path.with_suffix(".partial").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    path.with_suffix(".partial").replace(path)
+    return rows
+
+
+def check_receipt(run: Run, path: Path) -> dict[str, Any]:
+    """The plugin's receipt. Raises TrainingError if it is missing or of another mode."""
+    if not path.exists():
+        raise TrainingError(f"{path} is missing: the vLLM plugin `quads` was not loaded by the rollout engine")
+    receipt: dict[str, Any] = json.loads(path.read_text())
+    if receipt["mode"] != run.arm.rollout.mode:
+        raise TrainingError(f"{path}: engine mode {receipt['mode']!r}, the arm asks for {run.arm.rollout.mode!r}")
+    return receipt
+
+
+def check_delta_weight(run: Run, path: Path) -> dict[str, Any]:
+    """The weight comparison. Raises TrainingError if a QAT trainer and its engine hold different weights."""
+    report: dict[str, Any] = json.loads(path.read_text())
+    if run.arm.trainer.weight == run.arm.rollout.weight and report["different"]:
+        raise TrainingError(
+            f"{path}: {report['different']} of {report['elements']} weights differ between trainer and engine "
+            f"(max {report['max_abs']:.3g}), although both are {run.arm.trainer.weight}; delta_weight must be 0"
+        )
+    return report
+
+
+def train(run: Run, paths: RunPaths) -> dict[str, Any]:
+    """Run the driver, check what it left, and return the result record."""
+    started, code = time.time(), code_hash(*TRAINING)
+    write_json_atomic(paths.out / "run.json", run.model_dump(mode="json"))
+    resumed = claim_checkpoints(run, code, paths.checkpoints)
+    if resumed:
+        log.info("%s resumes from step %d of %d", run.id, resumed, run.grpo.steps)
+    history = paths.out / "history.jsonl"
+    if not resumed:
+        history.unlink(missing_ok=True)
+    run_driver(run, paths, Progress(history, run, resumed))
+    rows = check_history(history, run.grpo.steps)
+    receipt = check_receipt(run, paths.out / "receipt.json")
+    hf = paths.checkpoints / f"global_step_{run.grpo.steps}" / "actor" / "huggingface"
+    masks = paths.checkpoints / "rac_masks.safetensors"
+    return {
+        "run": run.model_dump(mode="json"),
+        "run_id": run.id,
+        "config_hash": config_hash(run),
+        "code_hash": code,
+        "commit": commit(),
+        "steps": run.grpo.steps,
+        "checkpoint": str(hf),
+        "rac_masks": str(masks) if masks.exists() else None,
+        "old_log_probs": run.arm.correction.old_log_probs,
+        "seconds": {"wall_last_attempt": time.time() - started, "steps": sum(r.get("seconds", 0.0) for r in rows)},
+        "receipt": {k: receipt[k] for k in ("mode", "backend", "counts") if k in receipt},
+        "delta_weight": check_delta_weight(run, paths.out / "delta_weight.json"),
+        "hardware": hardware(),
+        "versions": versions(*PACKAGES),
+        "attempts": sum(1 for _ in paths.out.glob("verl_metrics.*.jsonl")),
+        "resumed_from": resumed,
+    }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m quads.train", description=__doc__.splitlines()[0])
+    parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
+    parser.add_argument("--arm", required=True, help="file stem under configs/arms")
+    parser.add_argument("--seed", type=int, required=True)
+    for name in ("data", "model", "checkpoints", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    watch_parents()
+    try:
+        configs = args.experiment.parent
+        experiment = load_experiment(args.experiment.stem, configs)
+        run = resolve_run(experiment, load_arm(args.arm, configs), args.seed)
+        for folder in (args.data, args.model):
+            read_result(folder / "manifest.json", "manifest", [])
+        args.out.mkdir(parents=True, exist_ok=True)
+        with locked(args.checkpoints), RaySession() as ray:
+            places = [p.resolve() for p in (args.data, args.model, args.checkpoints, args.out)]
+            result = train(run, RunPaths(*places, ray))
+        write_json_atomic(args.out / "result.json", result)
+    except (ConfigError, ResultFileError, TrainingError) as error:
+        log.error("%s", error)
+        return 1
+    log.info("%s done: %s", run.id, args.out / "result.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
