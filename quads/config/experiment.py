@@ -31,9 +31,10 @@ class Model(Frozen):
         for name in ("hidden", "expert_hidden"):
             got = getattr(self, name)
             if got % 16:
+                below, above = got - got % 16, got - got % 16 + 16
                 raise ValueError(
                     f"model.{name}={got} is not a multiple of 16, the NVFP4 block along K; "
-                    f"use {got - got % 16 or 16} or {got + 16 - got % 16}"
+                    f"use {f'{below} or {above}' if below else above}"
                 )
         if self.heads % self.kv_heads:
             raise ValueError(f"model.heads={self.heads} is not a multiple of model.kv_heads={self.kv_heads}")

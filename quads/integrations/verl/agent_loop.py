@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -77,11 +76,8 @@ class InlineAgentLoopManager:
     def __init__(self, config: Any, llm_client: Any) -> None:
         self.rollout = config.actor_rollout_ref.rollout
         self.tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
-        # The one private attribute of verl that this class reads; a rename fails here, at start.
-        self.router = llm_client._load_balancer
-        self.server: Any = None
-        self.statuses: Counter[str] = Counter()
-        self.seconds = 0.0
+        self.server = llm_client  # the handle itself: see compat.use_direct_server
+        self.metrics: dict[str, float] = {}
 
     def _samples(self, batch: Any, copies: int) -> list[Sample]:
         samples = []
@@ -95,12 +91,8 @@ class InlineAgentLoopManager:
         return samples
 
     def _generate(self, samples: list[Sample], sampling: dict[str, Any]) -> list[Any]:
-        if self.server is None:
-            _, self.server = ray.get(self.router.acquire_server.remote(request_id=uuid4().hex))
         calls = [
-            self.server.generate.remote(
-                request_id=uuid4().hex, prompt_ids=s.prompt_ids, sampling_params=dict(sampling)
-            )
+            self.server.generate.remote(request_id=uuid4().hex, prompt_ids=s.prompt_ids, sampling_params=dict(sampling))
             for s in samples
         ]
         return ray.get(calls)
@@ -145,7 +137,9 @@ class InlineAgentLoopManager:
     def generate_sequences(self, batch: Any) -> None:
         """Generate, grade and enqueue every sample of `batch` (a TensorDict of prompts)."""
         start = time.perf_counter()
-        validate = bool(batch.pop("validate", False))
+        validate = "validate" in batch and bool(batch["validate"])
+        if "validate" in batch:
+            batch.pop("validate")
         how = self.rollout.val_kwargs if validate else self.rollout
         samples = self._samples(batch, how.n)
         sampling = {
@@ -157,10 +151,13 @@ class InlineAgentLoopManager:
         }
         outputs = self._generate(samples, sampling)
         seconds = time.perf_counter() - start
-        self.seconds = seconds
         length = self.rollout.response_length
         grades = [self._grade(s, list(o.token_ids)[:length]) for s, o in zip(samples, outputs, strict=True)]
-        self.statuses.update(g.status for g in grades)
+        self.metrics = {
+            "quads/seconds_generate": seconds,
+            "quads/truncated_share": sum(o.stop_reason == "length" for o in outputs) / len(outputs),
+            "quads/failed_grades": float(sum(g.status in FAILURES for g in grades)),
+        }
         scores = neutral_scores(grades, [s.row["uid"] for s in samples])
         rows = [
             self._fields(s, o, g, score, seconds)

@@ -21,17 +21,22 @@ _REQUIRED = {
     "clipped_share": "actor/quads/clipped_share",
     "grad_norm": "actor/grad_norm",
     "lr": "actor/lr",
-    "loss": "actor/actor/pg_loss",
-    "pg_clipfrac": "actor/actor/pg_clipfrac",
-    "entropy": "actor/actor/entropy_loss",
+    "loss": "actor/pg_loss",
+    "pg_clipfrac": "actor/pg_clipfrac",
+    "entropy": "actor/entropy_loss",
     "response_tokens_mean": "response_length/mean",
     "response_tokens_max": "response_length/max",
-    "truncated_share": "response_length/clip_ratio",
     "tokens_per_s": "perf/throughput",
     "seconds": "timing_s/step",
-    "seconds_rollout": "timing_s/gen",
     "seconds_update": "timing_s/update_actor",
     "seconds_sync": "timing_s/update_weights",
+}
+
+# Only the inline agent loop reports these (verl's response_length/clip_ratio is relative to the batch's own maximum).
+_INLINE = {
+    "seconds_rollout": "quads/seconds_generate",
+    "truncated_share": "quads/truncated_share",
+    "failed_grades": "quads/failed_grades",
 }
 
 
@@ -54,7 +59,8 @@ def history_row(record: dict[str, Any]) -> dict[str, float]:
     missing = [verl for verl in _REQUIRED.values() if verl not in data]
     if missing:
         raise KeyError(f"verl's record of step {step} lacks {missing}; it has {sorted(data)}")
-    return row | {ours: float(data[verl]) for ours, verl in _REQUIRED.items()}
+    found = {ours: float(data[verl]) for ours, verl in _REQUIRED.items()}
+    return row | found | {ours: float(data[verl]) for ours, verl in _INLINE.items() if verl in data}
 
 
 def merge(rows: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -24,7 +24,6 @@ from typing import Any
 from quads.config import Run
 from quads.integrations.verl.history import history_row
 from quads.integrations.verl.overrides import RunPaths, verl_overrides
-from quads.integrations.verl.router import ROUTER_CLASS
 from quads.integrations.verl.session import environment
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,6 @@ def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], N
     paths.out.mkdir(parents=True, exist_ok=True)
     launch = paths.out / "launch.json"
     launch.write_text(json.dumps({"overrides": verl_overrides(run, paths)}, indent=1))
-    (paths.out / "router.yaml").write_text(f"router_class: {ROUTER_CLASS}\n")
     attempt = sum(1 for _ in paths.out.glob("verl_metrics.*.jsonl")) + 1
     metrics = paths.out / f"verl_metrics.{attempt}.jsonl"
     metrics.touch()

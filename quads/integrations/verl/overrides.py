@@ -166,7 +166,6 @@ def _rollout(run: Run, paths: RunPaths) -> dict[str, Any]:
         values[f"{engine}.attention_backend"] = runtime.attention_backend
     if inline:
         values[f"+{rollout}.agent.agent_loop_manager_class"] = f"{PACKAGE}.agent_loop.InlineAgentLoopManager"
-        values[f"{rollout}.router_config_path"] = paths.out / "router.yaml"
     return values
 
 

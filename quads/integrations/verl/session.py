@@ -50,7 +50,6 @@ def environment(run: Run, ray_dir: Path, metrics: Path) -> dict[str, str]:
     if run.runtime.device == "cpu":
         env |= {
             "VERL_PLATFORM": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": str(run.runtime.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }

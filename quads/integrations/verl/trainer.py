@@ -1,6 +1,6 @@
 """verl's synchronous trainer as quads_sync: our worker, a fast replay-buffer poll, a weight check at the end.
 
-Differs from PPOTrainerSync only in the three overrides below; GRPO, batching, checkpoints and validation are verl's.
+Differs from PPOTrainerSync only in the overrides below; GRPO, batching, checkpoints and validation are verl's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from quads.integrations.verl.compat import use_direct_server
 from quads.integrations.verl.overrides import TRAINER_MODE
 from quads.integrations.verl.worker import QuadsActorRolloutRefWorker
 
@@ -19,6 +20,11 @@ from quads.integrations.verl.worker import QuadsActorRolloutRefWorker
 @register_trainer(TRAINER_MODE)
 class QuadsTrainer(PPOTrainerSync):
     """See the module docstring."""
+
+    def _setup(self) -> None:
+        if self.config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class"):
+            use_direct_server()
+        super()._setup()
 
     def _build_replay_buffer(self) -> Any:
         # Six branches of verl's trainer test trainer_mode == "sync" and would otherwise pick the asynchronous buffer.
@@ -32,6 +38,10 @@ class QuadsTrainer(PPOTrainerSync):
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(QuadsActorRolloutRefWorker)
+
+    def prepare_step(self) -> dict[str, Any]:
+        metrics = super().prepare_step()
+        return {**metrics, **getattr(self.agent_loop_manager, "metrics", {})}
 
     def fit(self, agent_loop_manager: Any) -> None:
         super().fit(agent_loop_manager)

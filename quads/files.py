@@ -1,0 +1,160 @@
+"""Result files: written atomically, read with a clear error that says how to rebuild them.
+
+    write_*   temporary file beside the target, fsync, os.replace: a reader sees the old file or the whole new one.
+    read_*    ResultFileError(path, what is wrong, which command rebuilds it); never a half-parsed value.
+    *.jsonl   one JSON object per line, appended and flushed; a writer killed by SIGKILL can leave one torn last line,
+              which `read_jsonl` drops and `append_jsonl` cuts off before it continues. Damage elsewhere is an error.
+
+Differs from json.load in the caller: a stage that reads another stage's file names that file and the rule behind it.
+No torch, no third-party import.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+log = logging.getLogger(__name__)
+
+
+class ResultFileError(ValueError):
+    """A result file is missing, truncated or incomplete; the message names it and the command that rebuilds it."""
+
+
+def rebuild_command(path: Path) -> str:
+    """Shell command that makes Snakemake rebuild `path` and what depends on it, and nothing else."""
+    return f"snakemake --forcerun {path} -- {path}"
+
+
+def _error(path: Path, kind: str, problem: str, target: Path | None = None) -> ResultFileError:
+    return ResultFileError(f"{kind} {path}: {problem}. Rebuild it with: {rebuild_command(target or path)}")
+
+
+@contextmanager
+def _atomic(path: Path) -> Iterator[TextIO]:
+    """A text file that appears under `path` only when the block ends without an exception."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private (0600); results on a shared file system should follow the umask instead.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_text_atomic(path: str | Path, text: str) -> Path:
+    """Write `text` (UTF-8) so that `path` is either untouched or complete. Parent folders are made."""
+    with _atomic(Path(path)) as file:
+        file.write(text)
+    return Path(path)
+
+
+def write_json_atomic(path: str | Path, obj: Any) -> Path:
+    """Write `obj` as indented JSON, atomically. NaN and infinity are errors: they are not JSON."""
+    try:
+        text = json.dumps(obj, indent=2, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be written as JSON: {error}; store null and count it instead") from error
+    return write_text_atomic(path, text)
+
+
+def read_result(
+    path: str | Path, kind: str, required: Sequence[str] = (), *, target: str | Path | None = None
+) -> dict[str, Any]:
+    """The JSON object in `path`, which must hold the `required` keys.
+
+    `kind` names the file in messages ("training result"). `target` is the rule output to rebuild when it is not
+    `path` itself (a side file). Raises ResultFileError.
+    """
+    path = Path(path)
+    goal = Path(target) if target is not None else None
+    if not path.is_file():
+        raise _error(path, kind, "missing", goal)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not text.strip():
+        raise _error(path, kind, "empty (0 bytes of JSON), probably cut off while it was written", goal)
+    try:
+        loaded = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno} of {len(text)} characters"
+        raise _error(path, kind, f"truncated or damaged, not valid JSON at {where} ({error.msg})", goal) from None
+    if not isinstance(loaded, dict):
+        raise _error(path, kind, f"expected a JSON object, got {type(loaded).__name__}", goal)
+    absent = [key for key in required if key not in loaded]
+    if absent:
+        has = ", ".join(sorted(loaded)) or "none"
+        raise _error(path, kind, f"lacks the key(s) {', '.join(absent)}; it has: {has}", goal)
+    return loaded
+
+
+def append_jsonl(path: str | Path, obj: dict[str, Any]) -> None:
+    """Append one object as one line and flush it to the disk; first cut off a torn last line of a killed writer.
+
+    NaN and infinity are errors: they are not JSON. One writer at a time.
+    """
+    path = Path(path)
+    line = json.dumps(obj, separators=(",", ":"), allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        _cut_torn_tail(file.fileno(), path)
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cut_torn_tail(descriptor: int, path: Path) -> None:
+    """Truncate after the last newline, so that the next object does not join a half-written one."""
+    size = os.fstat(descriptor).st_size
+    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+        return
+    keep = os.pread(descriptor, size, 0).rfind(b"\n") + 1
+    log.warning("%s: dropped a torn last line of %d bytes left by a killed writer", path, size - keep)
+    os.ftruncate(descriptor, keep)
+
+
+def read_jsonl(
+    path: str | Path,
+    required: Sequence[str] = (),
+    *,
+    kind: str = "records file",
+    target: str | Path | None = None,
+) -> list[dict[str, Any]]:
+    """All objects of a JSONL file, each holding the `required` keys.
+
+    A last line without its newline is what a killed writer leaves: it is dropped with a warning. Any other line that
+    is not a JSON object with the keys raises ResultFileError naming the line.
+    """
+    path = Path(path)
+    goal = Path(target) if target is not None else None
+    if not path.is_file():
+        raise _error(path, kind, "missing", goal)
+    *lines, tail = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    if tail:
+        log.warning("%s: ignored a torn last line of %d characters left by a killed writer", path, len(tail))
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _error(path, kind, f"line {number} is damaged, not valid JSON ({error.msg})", goal) from None
+        if not isinstance(row, dict):
+            raise _error(path, kind, f"line {number}: expected an object, got {type(row).__name__}", goal)
+        absent = [key for key in required if key not in row]
+        if absent:
+            raise _error(path, kind, f"line {number} lacks the key(s) {', '.join(absent)}", goal)
+        rows.append(row)
+    return rows

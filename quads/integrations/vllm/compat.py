@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that depends on vLLM's version, and every patch. Written for vLLM 0.26 to 0.32.
+
+1. Renamed base class
+   symptom  ImportError: OnlineLinearBase
+   cause    0.26 has the same class body under the private name _Fp8OnlineLinearBase
+   window   0.26 only; 0.31 and later use the first branch
+2. Router without a class of its own
+   symptom  the router of Qwen3-MoE is quantized silently
+   cause    0.26 builds `mlp.gate` as a ReplicatedLinear with the quant config; 0.31 and later as a GateLinear
+   cure     quads.layers.names.ROUTERS skips routers by name in every version
+3. Nobody sees the finished model (patch `audit_after_load`)
+   symptom  a linear that the model builds without the quant config stays in high precision and nothing says so
+   cause    a quantization method only ever sees single layers
+   safety   wraps BaseModelLoader.load_model, calls the original unchanged, then reads the model; other methods pass through
+   window   0.26 to 0.32: the signature is (vllm_config, model_config, ...)
+4. Warm-up cannot be told from serving (patch `mark_warm_up`)
+   symptom  static RAC masks arrive with the first weight update, but vLLM runs the model before that
+   cause    profiling and warm-up call the same forward; some warm-ups carry attention metadata like real requests
+   safety   wraps compile_or_warm_up_model of the worker classes, sets a flag while the original runs
+   window   0.26 to 0.32
+
+All patches are idempotent: a second install() finds its own mark and returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.model_executor.layers.quantization.online import fp8 as _online_fp8
+
+logger = logging.getLogger(__name__)
+
+# Item 1 of the module docstring.
+OnlineLinearBase = getattr(_online_fp8, "OnlineLinearBase", None) or _online_fp8._Fp8OnlineLinearBase
+
+_MARK = "_quads_patch"
+_WORKERS = (("vllm.v1.worker.gpu_worker", "Worker"), ("vllm.v1.worker.cpu_worker", "CPUWorker"))
+_warming_up = False
+
+
+def install() -> None:
+    """Install both patches; idempotent."""
+    audit_after_load()
+    mark_warm_up()
+
+
+def audit_after_load() -> None:
+    """Item 3: run receipt.finish_load on every model that a "quads" engine has loaded."""
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    def audited(original: Callable, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        from quads.integrations.vllm.quantization import QuadsConfig
+        from quads.integrations.vllm.receipt import finish_load
+
+        model = original(self, vllm_config, *args, **kwargs)
+        if isinstance(vllm_config.quant_config, QuadsConfig):
+            finish_load(model, vllm_config.quant_config)
+        return model
+
+    _wrap(BaseModelLoader, "load_model", audited)
+
+
+def mark_warm_up() -> None:
+    """Item 4: keep `is_start_up` true while a worker warms up."""
+
+    def warming_up(original: Callable, *args: Any, **kwargs: Any) -> Any:
+        global _warming_up
+        _warming_up = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _warming_up = False
+
+    for module_name, class_name in _WORKERS:
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:  # the other platform's worker; this process cannot run it either
+            logger.debug("no %s here: %s", module_name, error)
+            continue
+        worker = getattr(module, class_name)
+        if "compile_or_warm_up_model" in vars(worker):
+            _wrap(worker, "compile_or_warm_up_model", warming_up)
+
+
+def is_start_up() -> bool:
+    """Whether the running forward is one of vLLM's own (profiling, warm-up) and its output is thrown away."""
+    return _warming_up or (is_forward_context_available() and not get_forward_context().attn_metadata)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable) -> None:
+    original = getattr(owner, name)
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(patched, _MARK, True)
+    setattr(owner, name, patched)

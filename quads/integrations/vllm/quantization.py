@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM quantization method "quads": the config object and the linear method.
+
+    stored   weight [N, K] in the layer's dtype = q * s, exact (<= 6 significant bits; E4M3 values for fp8; bf16-rounded)
+             weight_rcp fp32 [N, 1], the remaining factor of every row
+    forward  y = numerics.emulated_linear(quantize_activation(x), (weight, weight_rcp))
+
+Weights are quantized from the checkpoint's values at every load and at every layerwise reload by quads.layers.weights,
+the trainer's own function. Shapes and dtypes never change, so that a reload copies into the same storage.
+High precision: everything that is not a LinearBase or RoutedExperts (head, embedding, norms, attention), routers, and
+what the config lists in skip.
+Differs from vLLM's own NVFP4: that quantizes no linear online, and on GPUs without FP4 units it silently serves W4A16.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.utils import replace_parameter
+
+from quads.integrations.vllm.compat import OnlineLinearBase
+from quads.integrations.vllm.state import ATTRIBUTE, LayerState
+from quads.layers.names import FUSED, skip_reason
+from quads.layers.weights import quantize_rows
+from quads.numerics.formats import BLOCK
+from quads.numerics.qdq import WeightQ, emulated_linear
+from quads.rollout.mode import QUANT_METHOD, EngineConfig
+
+BACKEND = "emulated (torch)"
+_PROCESSED = "_already_called_process_weights_after_loading"  # vLLM's own flag against quantizing twice
+_registered = False
+
+
+class QuadsConfig(QuantizationConfig):
+    """One per engine; `engine` is the parsed hf_overrides["quantization_config"]."""
+
+    def __init__(self, engine: EngineConfig | None = None):
+        super().__init__()
+        self.engine = engine if engine is not None else EngineConfig()
+        self.reloads = 0  # completed weight updates
+        self.broken: str | None = None  # why the weights can no longer be trusted
+
+    def get_name(self) -> str:
+        """Name under which vLLM looks the method up."""
+        return QUANT_METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """float16 is left out: bf16-rounded weights would not be exact in it."""
+        return [torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Compute capability; the emulation needs nothing special."""
+        return 75
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """No file: the config comes from hf_overrides."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuadsConfig:
+        """Parse the dict; ValueError for unknown keys or values."""
+        return cls(EngineConfig.from_dict(config))
+
+    @functools.cached_property
+    def mask_file(self) -> dict[str, torch.Tensor]:
+        """Masks of the file named by rac_masks; empty when masks come with the weights."""
+        source = self.engine.rac_masks
+        if source is None or source == "sync":
+            return {}
+        from safetensors.torch import load_file
+
+        return load_file(source)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """The method of one layer; None leaves head, embedding and attention to vLLM's defaults."""
+        from quads.integrations.vllm.moe import QuadsMoEMethod
+
+        name = engine_layer_name(prefix)
+        skipped = skip_reason(name, self.engine.skip) is not None
+        if isinstance(layer, RoutedExperts):
+            return UnquantizedFusedMoEMethod(layer.moe_config) if skipped else QuadsMoEMethod(layer.moe_config, self, name)
+        if isinstance(layer, LinearBase):
+            return UnquantizedLinearMethod() if skipped or isinstance(layer, GateLinear) else QuadsLinearMethod(self, name)
+        return None
+
+
+def register_method() -> None:
+    """Tell vLLM about "quads"; idempotent."""
+    global _registered
+    if not _registered:
+        register_quantization_config(QUANT_METHOD)(QuadsConfig)
+        _registered = True
+
+
+def engine_layer_name(prefix: str) -> str:
+    """Module name without the inner container that some versions put around the expert weights."""
+    return prefix.removesuffix(".routed_experts")
+
+
+def load_masks(config: QuadsConfig, state: LayerState, device: torch.device) -> None:
+    """Allocate the layer's masks and fill them from the mask file, if there is one; later calls change nothing."""
+    state.prepare_masks(device)
+    for key in state.masks if config.mask_file else ():
+        if key in state.mask_loads:
+            continue
+        if key not in config.mask_file:
+            known = ", ".join(sorted(config.mask_file))
+            raise ValueError(f"{config.engine.rac_masks}: no RAC mask for {key}; it holds {known}")
+        state.set_mask(key, config.mask_file[key])
+
+
+def check_block(name: str, config: EngineConfig, inner: int) -> None:
+    """ValueError when an NVFP4 operand would have an inner dimension that is no multiple of 16."""
+    if "nvfp4" in (config.mode.weight, config.mode.activation) and inner % BLOCK:
+        raise ValueError(
+            f"{name}: K={inner} is no multiple of {BLOCK}, the NVFP4 block along K; pad the model's dimension or add "
+            f"{name.rpartition('.')[2]!r} to skip"
+        )
+
+
+def check_single_shard(name: str, tp_size: int) -> None:
+    """ValueError under tensor parallelism: amax per shard would differ from the trainer's whole-tensor amax."""
+    if tp_size > 1:
+        raise ValueError(
+            f"{name}: tensor parallel size {tp_size} is not supported by the {BACKEND} backend (scales would be taken per "
+            f"shard); use tensor_parallel_size=1 and data parallel replicas"
+        )
+
+
+def store(layer: torch.nn.Module, parameter: str, quantized: WeightQ) -> None:
+    """Replace `parameter` by q*s in its own dtype and (re)create `<stem>_rcp`; fixed shapes, so a reload is in place."""
+    replace_parameter(layer, parameter, quantized.qs.to(getattr(layer, parameter).dtype))
+    stem = parameter.removesuffix("_weight")
+    layer.register_parameter(f"{stem}_rcp", torch.nn.Parameter(quantized.rcp, requires_grad=False))
+
+
+class QuadsLinearMethod(OnlineLinearBase):
+    """LinearBase layers: q/k/v fused, o, dense gate/up and down."""
+
+    activation_quant_key = None
+
+    def __init__(self, config: QuadsConfig, name: str):
+        super().__init__()
+        self.config, self.name = config, name
+
+    def create_weights(
+        self, layer: torch.nn.Module, input_size_per_partition: int, output_partition_sizes: list[int], *args, **kwargs
+    ) -> None:
+        """Meta weight in checkpoint format, plus the layer's state."""
+        check_block(self.name, self.config.engine, input_size_per_partition)
+        check_single_shard(self.name, getattr(layer, "tp_size", 1))
+        last = self.name.rpartition(".")[2]
+        if len(output_partition_sizes) != len(FUSED.get(last, (last,))):
+            raise ValueError(
+                f"{self.name}: a fused linear of {len(output_partition_sizes)} parts that the trainer's names do not "
+                f"know; known: {FUSED}. Extend quads.layers.names or add {last!r} to skip"
+            )
+        super().create_weights(layer, input_size_per_partition, output_partition_sizes, *args, **kwargs)
+        inputs = {self.name: input_size_per_partition}
+        state = LayerState(self.name, "linear", self.config.engine, inputs, list(output_partition_sizes))
+        setattr(layer, ATTRIBUTE, state)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Quantize the freshly loaded checkpoint values; vLLM's flag keeps the global pass from doing it again."""
+        if getattr(layer, _PROCESSED, False):
+            return
+        state, engine = getattr(layer, ATTRIBUTE), self.config.engine
+        load_masks(self.config, state, layer.weight.device)
+        weight = layer.weight.data
+        store(layer, "weight", quantize_rows(weight, engine.mode.weight, state.widths, engine.mode.scale_group, self.name))
+        state.loads += 1
+        setattr(layer, _PROCESSED, True)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., K] -> [..., N] in x's dtype."""
+        if self.config.engine.mode.name == "bf16":
+            return linear(x, layer.weight, bias)
+        state = getattr(layer, ATTRIBUTE)
+        a = state.quantize_input(self.name, x.reshape(-1, x.shape[-1]))
+        y = emulated_linear(a, WeightQ(layer.weight, layer.weight_rcp), x.dtype, bias)
+        return y.view(*x.shape[:-1], -1)

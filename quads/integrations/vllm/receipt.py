@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The receipt: what the engine really quantized, with which backend, written as JSON and checked for completeness.
+
+    {"plugin", "mode", "backend", "config", "model", "modules": [{"module", "kind", "status", "reason", "weight",
+     "activation", "shapes", "loads"}], "counts", "masks", "reloads", "versions", "pid"}
+
+Written after the model is loaded and after every completed weight update; atomically, so that a reader never sees half of
+it. Raises RuntimeError when a linear or an experts layer is in high precision although nothing asked for that.
+Differs from a log line: vLLM logs and goes on when a plugin cannot be loaded; the launcher checks this file instead.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+import quads
+from quads.integrations.vllm.quantization import BACKEND, QuadsConfig, engine_layer_name
+from quads.integrations.vllm.state import quads_layers
+from quads.layers.names import skip_reason
+
+logger = logging.getLogger(__name__)
+
+
+def finish_load(model: torch.nn.Module, config: QuadsConfig) -> None:
+    """Check that the model is complete and write the receipt."""
+    receipt = build_receipt(model, config)
+    left = [row["module"] for row in receipt["modules"] if row["status"] == "missed"]
+    if left:
+        raise RuntimeError(
+            f"left in high precision although not in skip: {', '.join(left)}; the model builds them without vLLM's quant "
+            f"config. Add them to skip, on the trainer's side too, or extend the plugin"
+        )
+    counts = receipt["counts"]
+    if not counts["quantized_linears"] + counts["quantized_experts"]:
+        raise RuntimeError(f"no layer of {receipt['model']} was quantized; skip={list(config.engine.skip)}")
+    logger.info("quads %s, %s: %s", receipt["mode"], receipt["backend"], counts)
+    write_receipt(receipt, config)
+
+
+def build_receipt(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any]:
+    """The receipt as plain values."""
+    states = {id(module): state for module, state in quads_layers(model)}
+    rows = []
+    for path, module in model.named_modules():
+        if isinstance(module, (LinearBase, RoutedExperts, VocabParallelEmbedding)):
+            rows.append(_row(path, module, states.get(id(module)), config))
+    quantized = [row for row in rows if row["status"] == "quantized"]
+    return {
+        "plugin": "quads",
+        "mode": config.engine.mode.name,
+        "backend": BACKEND,
+        "config": config.engine.to_dict(),
+        "model": type(model).__name__,
+        "modules": rows,
+        "counts": {
+            "quantized_linears": sum(row["layer"] == "linear" for row in quantized),
+            "quantized_experts": sum(row["layer"] == "experts" for row in quantized),
+            "high_precision": len(rows) - len(quantized),
+        },
+        "masks": {key: value for state in states.values() for key, value in state.mask_report().items()},
+        "reloads": config.reloads,
+        "versions": {
+            "vllm": importlib.metadata.version("vllm"),
+            "torch": torch.__version__,
+            "quads": quads.__version__,
+        },
+        "pid": os.getpid(),
+    }
+
+
+def _row(path: str, module: torch.nn.Module, state: Any, config: QuadsConfig) -> dict[str, Any]:
+    mode = config.engine.mode
+    name = engine_layer_name(path)
+    row = {
+        "module": name,
+        "kind": type(module).__name__,
+        "layer": state.kind if state else "",
+        "shapes": {n: list(p.shape) for n, p in module.named_parameters(recurse=False)},
+        "loads": state.loads if state else 0,
+    }
+    if state is not None:
+        return row | {"status": "quantized", "reason": "", "weight": mode.weight, "activation": mode.activation}
+    if isinstance(module, VocabParallelEmbedding):
+        reason = "embedding or output head is never quantized"
+    elif isinstance(module, GateLinear):
+        reason = "router is never quantized"
+    else:
+        reason = skip_reason(name, config.engine.skip)
+    status = "missed" if reason is None else "skipped"
+    return row | {"status": status, "reason": reason or "", "weight": "unchanged", "activation": "unchanged"}
+
+
+def write_receipt(receipt: dict[str, Any], config: QuadsConfig) -> None:
+    """Write atomically to the path named in the config; nothing when it is null."""
+    if config.engine.receipt is None:
+        return
+    path = Path(config.engine.receipt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(receipt, indent=1) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-layer state of the plugin: names, static RAC masks, counters.
+
+The state hangs on the layer as a plain attribute, not as parameter or buffer: vLLM's layerwise reload rebuilds parameters
+and buffers from the checkpoint format, while a mask must keep its value and its address. Masks are bool [K] tensors on
+the weight's device, written by copy_ only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quads.integrations.vllm.compat import is_start_up
+from quads.numerics.qdq import ActivationQ, quantize_activation
+from quads.rollout.mode import EngineConfig
+
+ATTRIBUTE = "quads_state"
+
+
+@dataclass
+class LayerState:
+    """One quantized layer. inputs: K of every quantized input by engine key; loads: times its weights were quantized."""
+
+    name: str
+    kind: str  # "linear" or "experts"
+    config: EngineConfig
+    inputs: dict[str, int]
+    widths: list[int]  # rows of the logical parts of the (first) weight
+    loads: int = 0
+    masks: dict[str, torch.Tensor] = field(default_factory=dict)
+    mask_loads: dict[str, int] = field(default_factory=dict)  # a key without entry has no mask yet
+
+    def prepare_masks(self, device: torch.device) -> None:
+        """Allocate the masks once, all false; their address never changes afterwards."""
+        if self.config.mode.needs_masks and not self.masks:
+            self.masks = {key: torch.zeros(k, dtype=torch.bool, device=device) for key, k in self.inputs.items()}
+
+    def set_mask(self, key: str, mask: torch.Tensor) -> None:
+        """Overwrite the mask of `key` in place. Raises ValueError when shape or dtype do not fit."""
+        own = self.masks[key]
+        if mask.shape != own.shape or mask.dtype not in (torch.bool, torch.uint8):
+            raise ValueError(f"RAC mask {key}: expected bool {tuple(own.shape)}, got {mask.dtype} {tuple(mask.shape)}")
+        own.copy_(mask.to(torch.bool))
+        self.mask_loads[key] = self.mask_loads.get(key, 0) + 1
+
+    def quantize_input(self, key: str, x: torch.Tensor) -> ActivationQ:
+        """x [rows, K] -> ActivationQ. Raises ValueError naming the layer; RuntimeError when its static mask is missing."""
+        mode = self.config.mode
+        rac, mask = mode.rac, None
+        if mode.needs_masks:
+            if key in self.mask_loads:
+                mask = self.masks[key]
+            elif is_start_up():
+                rac = None
+            else:
+                raise RuntimeError(
+                    f"{key}: asked to serve with a static RAC mask but none has arrived (rac_masks={self.config.rac_masks!r})"
+                    f"; send the masks with a weight update before the first request"
+                )
+        try:
+            return quantize_activation(x, mode.activation, rac, mask)
+        except ValueError as error:
+            raise ValueError(f"input of {key}: {error}") from error
+
+    def mask_report(self) -> dict[str, dict[str, Any]]:
+        """State, size and hash of every mask, for the receipt."""
+        report = {}
+        for key, mask in self.masks.items():
+            values = mask.to("cpu", torch.uint8)
+            report[key] = {
+                "loads": self.mask_loads.get(key, 0),
+                "selected": int(values.sum()),
+                "channels": values.numel(),
+                "sha256": hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16],
+            }
+        return report
+
+
+def quads_layers(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, LayerState]]:
+    """Every layer of the model that this plugin quantizes, with its state."""
+    for module in model.modules():
+        state = vars(module).get(ATTRIBUTE)
+        if state is not None:
+            yield module, state

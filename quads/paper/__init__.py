@@ -1,0 +1,1 @@
+"""From result files to the table, the figures and the comparison with the paper (no torch)."""

@@ -1,0 +1,292 @@
+"""The table of arms: one row per arm, every number with its interval and its run ids.
+
+    pass@1       per problem the mean over samples, averaged over seeds; interval: bootstrap over problems
+    difference   pass@1 minus the reference arm's, problem by problem; interval: paired bootstrap over problems
+    gap          |log pi_trainer - log pi_rollout| on rollout tokens (nats), mean over tokens, then over the last ten
+                 steps; interval: bootstrap over steps for one seed, over seeds and then steps for several (the
+                 column says which)
+    trend        pass@1 at the end minus at the start; the start is one sample per problem, kept as a share only,
+                 so its interval is Wilson's and the difference is unpaired (wide)
+
+Legend: P problems. Shares are in [0, 1] in the CSV and in percent in the Markdown. Several seeds: mean over seeds, and
+the standard deviation over seeds in its own column (empty for one seed: the spread is then unknown, not zero).
+Differs from a table typed by hand in that words such as "falls" are computed from intervals, never written down.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quads.config import Arm, Evaluation
+from quads.evaluation.stats import (
+    Interval,
+    bootstrap_mean,
+    independent_difference,
+    nested_bootstrap,
+    paired_difference,
+    proportion_interval,
+)
+from quads.paper.sources import Source
+
+LAST_STEPS = 10
+REFERENCE = "bf16"
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm over its seeds; None where a number does not exist (and never 0 in its place)."""
+
+    arm: Arm
+    seeds: tuple[int, ...]
+    start: Interval
+    own: Interval | None
+    bf16: Interval | None
+    own_sd_over_seeds: float | None
+    trend: Interval | None
+    difference_own: Interval | None
+    difference_bf16: Interval | None
+    gap_mean: Interval | None
+    gap_resampled: str
+    gap_max: float | None
+    k3: float | None
+    ess: float | None
+    clipped_share: float | None
+    nonfinite_steps: int
+    last_steps: int
+    delta_weight_different: int | None
+    seconds_per_step: float | None
+    status: str
+    run_ids: tuple[str, ...]
+    config_hashes: tuple[str, ...]
+    commits: tuple[str, ...]
+
+
+def group(sources: Iterable[Source]) -> dict[str, list[Source]]:
+    """Sources by arm name, in the order of first appearance."""
+    out: dict[str, list[Source]] = {}
+    for source in sources:
+        out.setdefault(source.arm.name, []).append(source)
+    return out
+
+
+def build_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[Row]:
+    """One row per arm, in the order of `sources`. Without the reference arm among them differences are None."""
+    arms = group(sources)
+    reference = arms.get(REFERENCE)
+    return [_row(runs, reference, evaluation) for runs in arms.values()]
+
+
+def mean_per_problem(runs: Sequence[Source], engine: str) -> FloatArray | None:
+    """Score per problem averaged over the runs' seeds, float64 [P]; None when the engine was not evaluated."""
+    if any(engine not in r.eval["engines"] for r in runs):
+        return None
+    stacked = [r.per_problem(engine) for r in runs]
+    if len({len(s) for s in stacked}) > 1:
+        raise ValueError(f"{runs[0].arm.name}: seeds were evaluated on different problem counts; evaluate them again")
+    mean: FloatArray = np.mean(stacked, axis=0)
+    return mean
+
+
+def _accuracy(runs: Sequence[Source], engine: str, evaluation: Evaluation) -> Interval | None:
+    means = mean_per_problem(runs, engine)
+    return None if means is None else bootstrap_mean(means, **resampling(evaluation))
+
+
+def _difference(
+    runs: Sequence[Source], other: Sequence[Source] | None, engine: str, evaluation: Evaluation
+) -> Interval | None:
+    if other is None or runs[0].arm.name == other[0].arm.name:
+        return None
+    a, b = mean_per_problem(runs, engine), mean_per_problem(other, engine)
+    return None if a is None or b is None else paired_difference(a, b, **resampling(evaluation))
+
+
+def gap_interval(runs: Sequence[Source], evaluation: Evaluation, key: str = "gap_mean") -> Interval | None:
+    """Mean of `key` over the last steps and all seeds; None when no finite value is there."""
+    tails = [t[np.isfinite(t)] for t in (tail(r, key) for r in runs)]
+    kept = [t for t in tails if t.size]
+    return nested_bootstrap(kept, **resampling(evaluation)) if kept else None
+
+
+def tail(source: Source, key: str) -> FloatArray:
+    """Values of `key` over the last ten steps (all of them in a shorter run); NaN where not finite."""
+    return source.curve(key)[-LAST_STEPS:]
+
+
+class Resampling(TypedDict):
+    """Keyword arguments of the bootstraps."""
+
+    resamples: int
+    confidence: float
+    seed: int
+
+
+def resampling(evaluation: Evaluation) -> Resampling:
+    """How an experiment's evaluation section resamples."""
+    return Resampling(resamples=evaluation.bootstrap, confidence=evaluation.confidence, seed=evaluation.seed)
+
+
+def _tail_mean(runs: Sequence[Source], key: str) -> float | None:
+    values = np.concatenate([tail(r, key) for r in runs])
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else None
+
+
+def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluation) -> Row:
+    own = _accuracy(runs, "own", evaluation)
+    problems = int(next(iter(runs[0].eval["engines"].values()))["problems"])
+    share = float(np.mean([r.start["eval_accuracy"] for r in runs]))
+    start = proportion_interval(share, problems * len(runs), evaluation.confidence)
+    trend = independent_difference(own, start) if own else None
+    gaps = np.concatenate([tail(r, "gap_max") for r in runs])
+    nonfinite = int(
+        sum((~np.isfinite(np.stack([r.curve(k) for k in ("gap_mean", "k3")]))).any(axis=0).sum() for r in runs)
+    )
+    different = [r.train["delta_weight"] for r in runs]
+    return Row(
+        arm=runs[0].arm,
+        seeds=tuple(r.seed for r in runs),
+        start=start,
+        own=own,
+        bf16=_accuracy(runs, "bf16", evaluation),
+        own_sd_over_seeds=_sd([float(r.per_problem("own").mean()) for r in runs]) if own else None,
+        trend=trend,
+        difference_own=_difference(runs, reference, "own", evaluation),
+        difference_bf16=_difference(runs, reference, "bf16", evaluation),
+        gap_mean=gap_interval(runs, evaluation),
+        gap_resampled="steps" if len(runs) == 1 else "seeds and steps",
+        gap_max=float(np.nanmax(gaps)) if np.isfinite(gaps).any() else None,
+        k3=_tail_mean(runs, "k3"),
+        ess=_tail_mean(runs, "ess"),
+        clipped_share=_tail_mean(runs, "clipped_share"),
+        nonfinite_steps=nonfinite,
+        last_steps=min(LAST_STEPS, len(runs[0].steps)),
+        delta_weight_different=None
+        if any(d is None for d in different)
+        else sum(int(d["different"]) for d in different),
+        seconds_per_step=_median([float(v) for r in runs for v in r.curve("seconds")]),
+        status=_status(trend, nonfinite),
+        run_ids=tuple(r.run_id for r in runs),
+        config_hashes=tuple(dict.fromkeys(r.config_hash for r in runs)),
+        commits=tuple(dict.fromkeys(str(r.train["commit"]) for r in runs)),
+    )
+
+
+def _status(trend: Interval | None, nonfinite: int) -> str:
+    """In words what the arm's own engine shows; computed from the interval of end minus start."""
+    if trend is None:
+        word = "own engine not evaluated"
+    elif not trend.excludes(0.0):
+        word = "no change seen"
+    else:
+        word = "improves" if trend.estimate > 0 else "falls"
+    return word + (f", {nonfinite} steps not finite" if nonfinite else "")
+
+
+def _sd(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    finite = [v for v in values if math.isfinite(v)]
+    return float(np.median(finite)) if finite else None
+
+
+def precision(weight: str, activation: str) -> str:
+    """W4A16 style name of a weight and activation format."""
+    bits = {"bf16": "16", "fp8": "8", "nvfp4": "4"}
+    return f"W{bits[weight]}A{bits[activation]}"
+
+
+def describe(arm: Arm) -> dict[str, str]:
+    """The arm's choices in words: precisions, and which log-probs are the behaviour policy."""
+    rac = arm.rollout.rac
+    correction = arm.correction
+    weights = "" if correction.importance == "none" else f" + {correction.importance} TIS <= {correction.threshold:g}"
+    return {
+        "trainer": precision(arm.trainer.weight, arm.trainer.activation),
+        "rollout": precision(arm.rollout.weight, arm.rollout.activation)
+        + (f" + RAC {rac.k:.3g} {rac.granularity} {rac.mask}" if rac else ""),
+        "old_log_probs": correction.old_log_probs + weights,
+    }
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    if interval is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def record(row: Row) -> dict[str, object]:
+    """The row as flat columns: plain numbers, empty where a number does not exist."""
+    return {
+        "arm": row.arm.name,
+        "title": row.arm.title,
+        "paper_row": row.arm.paper_row,
+        **describe(row.arm),
+        "seeds": " ".join(map(str, row.seeds)),
+        **_ends("pass_at_1_start", row.start),
+        **_ends("pass_at_1_own", row.own),
+        "pass_at_1_own_sd_over_seeds": row.own_sd_over_seeds,
+        **_ends("pass_at_1_bf16", row.bf16),
+        **_ends("end_minus_start_own", row.trend),
+        **_ends("difference_to_bf16_arm_own", row.difference_own),
+        **_ends("difference_to_bf16_arm_bf16", row.difference_bf16),
+        **_ends("gap_mean", row.gap_mean),
+        "gap_interval_over": row.gap_resampled,
+        "gap_max": row.gap_max,
+        "k3": row.k3,
+        "ess": row.ess,
+        "clipped_share": row.clipped_share,
+        "last_steps": row.last_steps,
+        "nonfinite_steps": row.nonfinite_steps,
+        "delta_weight_different": row.delta_weight_different,
+        "seconds_per_step": row.seconds_per_step,
+        "status": row.status,
+        "run_ids": " ".join(row.run_ids),
+        "config_hashes": " ".join(row.config_hashes),
+        "commits": " ".join(row.commits),
+    }
+
+
+def to_csv(records: Sequence[dict[str, object]]) -> str:
+    """CSV text with a header line; floats with repr, so that reading gives the same number back."""
+    if not records:
+        raise ValueError("no rows: a CSV needs at least one record")
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def curve_records(sources: Sequence[Source]) -> list[dict[str, object]]:
+    """Long form of all histories: one record per run and step, step 0 with its accuracy only."""
+    keys = (*STEP_COLUMNS, "eval_accuracy")
+    return [
+        {
+            "arm": s.arm.name,
+            "seed": s.seed,
+            "run_id": s.run_id,
+            "step": step["step"],
+            **{k: step.get(k) for k in keys},
+        }
+        for s in sources
+        for step in (s.start, *s.steps)
+    ]
+
+
+STEP_COLUMNS = (
+    *("reward", "gap_mean", "gap_max", "gap_p99", "k1", "k3", "ess", "clipped_share", "entropy", "grad_norm"),
+    *("response_tokens_mean", "tokens_per_s", "seconds", "seconds_rollout", "seconds_update", "seconds_sync"),
+)

@@ -1,0 +1,70 @@
+"""Where every result lies: the one home of path names, used by the rules and by stages that look for siblings.
+
+    results/shared/data-<hash>/                   hash over Data
+    results/shared/model-<hash>/                  hash over Model, Data, Warmup
+    results/shared/tracking-<hash>.json           hash over Tracking: the store is initialised
+    results/<experiment>/train/<run id>/          run id = <arm>-seed<seed>-<hash over Run>
+    results/<experiment>/checkpoints/<run id>/    never an output: survives a failed job
+    results/<experiment>/eval/<run id>-<hash over Evaluation>/
+    results/<experiment>/mlflow/<run id>-<hash over Evaluation>.json
+    results/<experiment>/report[_all]/
+
+Contract: a path holds the hash of exactly the configuration that decides its content, so that editing one setting
+moves the results it changes and leaves every other where it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quads.config import Experiment, Run, config_hash
+
+RESULTS = Path("results")
+
+
+def eval_hash(experiment: Experiment) -> str:
+    """Ten hex digits over the evaluation settings."""
+    return config_hash(experiment.evaluation)
+
+
+def data_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Prepared data, shared by experiments with the same `data`."""
+    return results / "shared" / f"data-{config_hash(experiment.data)}"
+
+
+def model_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Warm checkpoint, shared by experiments with the same `model`, `data` and `warmup`."""
+    return results / "shared" / f"model-{config_hash(experiment.model, experiment.data, experiment.warmup)}"
+
+
+def tracking_marker(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Written once the tracking store is initialised.
+
+    The marker and not the database is the rule's output: Snakemake deletes outputs before it runs a rule again.
+    """
+    return results / "shared" / f"tracking-{config_hash(experiment.tracking)}.json"
+
+
+def train_dir(experiment: Experiment, run: Run, results: Path = RESULTS) -> Path:
+    """Outputs of one training run."""
+    return results / experiment.name / "train" / run.id
+
+
+def checkpoint_dir(experiment: Experiment, run: Run, results: Path = RESULTS) -> Path:
+    """Checkpoints of one training run."""
+    return results / experiment.name / "checkpoints" / run.id
+
+
+def eval_dir(experiment: Experiment, run: Run, results: Path = RESULTS) -> Path:
+    """Records and summary of one run's evaluation."""
+    return results / experiment.name / "eval" / f"{run.id}-{eval_hash(experiment)}"
+
+
+def tracked_file(experiment: Experiment, run: Run, results: Path = RESULTS) -> Path:
+    """Written once a run and its evaluation are in the tracking store."""
+    return results / experiment.name / "mlflow" / f"{run.id}-{eval_hash(experiment)}.json"
+
+
+def report_dir(experiment: Experiment, *, more: bool = False, results: Path = RESULTS) -> Path:
+    """Tables and figures of `arms`, or with `more` of all arms."""
+    return results / experiment.name / ("report_all" if more else "report")

@@ -1,0 +1,67 @@
+"""Figures and the report stage from synthetic results."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+from made_up_results import MADE_UP
+from matplotlib.colors import to_rgb
+
+from quads import report
+from quads.paper import figures
+from quads.paper.sources import load_sources
+from quads.paper.tables import build_rows
+
+
+def test_smoothing_is_a_centred_mean_that_shrinks_at_the_ends():
+    got = figures.smooth(np.array([0.0, 3.0, 6.0, 3.0, np.nan]), width=3)
+    assert got.tolist() == [1.5, 3.0, 4.0, 4.5, 3.0]
+
+
+def test_arms_differ_in_colour_style_and_marker():
+    assert len(set(figures.COLOURS)) == len(set(figures.STYLES)) == len(set(figures.MARKERS)) == 9
+    luminance = [np.dot(to_rgb(c), (0.2126, 0.7152, 0.0722)) for c in figures.COLOURS[:4]]
+    assert min(abs(a - b) for i, a in enumerate(luminance) for b in luminance[:i]) > 0.05
+
+
+def test_gap_is_logarithmic_and_arms_keep_their_order(made_up):
+    sources = load_sources(*made_up)
+    (axes,) = figures.gap_figure(sources, "made up").axes
+    assert axes.get_yscale() == "log"
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == list(MADE_UP)
+    rows = build_rows(sources, made_up[1].evaluation)
+    (accuracy,) = figures.accuracy_figure(rows, "made up", 0.95).axes
+    assert [t.get_text() for t in accuracy.get_yticklabels()] == list(MADE_UP)
+
+
+def test_report_writes_everything_and_lists_its_sources(made_up, tmp_path):
+    results, experiment, arms = made_up
+    out = tmp_path / "report"
+    report.build(experiment, load_sources(results, experiment, arms), out)
+    summary = json.loads((out / "report.json").read_text())
+    assert sorted(summary["files"]) == sorted(p.name for p in out.iterdir() if p.name != "report.json")
+    assert summary["order_of_mean_gaps"] == ["nvfp4_naive", "qat_only", "quads", "bf16"]
+    assert len(summary["sources"]) == 4 and all(len(s["files"]) == 3 for s in summary["sources"])
+    for stem in ("reward", "gap", "accuracy"):
+        ET.parse(out / f"{stem}.svg")
+        assert (out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_sources_give_the_same_files(made_up, tmp_path):
+    results, experiment, arms = made_up
+    sources = load_sources(results, experiment, arms)
+    for name in ("a", "b"):
+        report.build(experiment, sources, tmp_path / name)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_the_stage_says_which_run_is_missing(tmp_path, caplog):
+    (tmp_path / "arms").mkdir()
+    (tmp_path / "arms" / "bf16.yaml").write_text("name: bf16\ntitle: BF16\n")
+    (tmp_path / "tiny.yaml").write_text("name: tiny\ntitle: Tiny\narms: [bf16]\n")
+    args = ["--experiment", str(tmp_path / "tiny.yaml"), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert report.main(args) == 1
+    assert re.search(r"training result .*bf16-seed0-.*missing.*snakemake --forcerun", caplog.text)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,218 @@
+"""The table from synthetic results: numbers by hand, status by interval, and every way a source can be broken."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from made_up_results import MADE_UP, PROBLEMS, STEPS, made_up_arms, made_up_experiment, write_run
+
+from quads.files import ResultFileError
+from quads.paper.claims import CLAIMS, TABLE_2, compare_claims, compare_rows, order_of_gaps, paper_average
+from quads.paper.render import page
+from quads.paper.sources import load_sources
+from quads.paper.tables import build_rows, curve_records, record, to_csv
+
+
+@pytest.fixture
+def sources(made_up):
+    return load_sources(*made_up)
+
+
+@pytest.fixture
+def evaluation():
+    return made_up_experiment().evaluation
+
+
+def test_numbers_of_a_row_are_the_sources_numbers(sources, evaluation):
+    rows = {r.arm.name: r for r in build_rows(sources, evaluation)}
+    assert list(rows) == list(MADE_UP)
+    naive = rows["nvfp4_naive"]
+    assert naive.own.estimate == pytest.approx((20 + 0.5) / PROBLEMS)
+    assert naive.start.estimate == 0.45
+    assert naive.difference_own.estimate == pytest.approx((20 - 90) / PROBLEMS)
+    wave = 1 + 0.1 * np.sin(np.arange(STEPS - 9, STEPS + 1))
+    assert naive.gap_mean.estimate == pytest.approx(0.24 * wave.mean())
+    assert naive.gap_max == pytest.approx(2.4 * wave.max())
+    assert naive.k3 == pytest.approx(0.012)
+    assert naive.delta_weight_different == 0
+    assert naive.seconds_per_step == 2.0
+    assert naive.gap_resampled == "steps" and naive.last_steps == 10
+    assert naive.own_sd_over_seeds is None
+    assert rows["bf16"].difference_own is None
+
+
+def test_status_follows_the_interval(sources, evaluation):
+    rows = {r.arm.name: r for r in build_rows(sources, evaluation)}
+    assert rows["nvfp4_naive"].status == "falls"
+    assert rows["bf16"].status == "improves"
+    assert rows["nvfp4_naive"].trend.high < 0 < rows["bf16"].trend.low
+
+
+def test_no_visible_change_is_said_so(tmp_path, evaluation):
+    experiment, arms = made_up_experiment(), made_up_arms()[:1]
+    write_run(tmp_path, experiment, arms[0], 0, numbers=(0.50, 0.52, 0.001))
+    (row,) = build_rows(load_sources(tmp_path, experiment, arms), evaluation)
+    assert row.status == "no change seen"
+
+
+def test_several_seeds_are_averaged_and_their_spread_is_shown(tmp_path, evaluation):
+    experiment, arms = made_up_experiment(seeds=(0, 1)), made_up_arms()[:2]
+    for arm in arms:
+        write_run(tmp_path, experiment, arm, 0)
+        write_run(tmp_path, experiment, arm, 1, numbers=(0.5, 0.70, MADE_UP[arm.name][2] * 2))
+    rows = {r.arm.name: r for r in build_rows(load_sources(tmp_path, experiment, arms), evaluation)}
+    bf16 = rows["bf16"]
+    assert bf16.seeds == (0, 1) and len(bf16.run_ids) == 2
+    assert bf16.own.estimate == pytest.approx((0.905 + 0.705) / 2)
+    assert bf16.own_sd_over_seeds == pytest.approx(np.std([0.905, 0.705], ddof=1))
+    assert bf16.gap_resampled == "seeds and steps"
+    assert bf16.gap_mean.low < bf16.gap_mean.estimate < bf16.gap_mean.high
+
+
+def test_arms_without_a_reference_have_no_difference(tmp_path, evaluation):
+    experiment, arms = made_up_experiment(), made_up_arms()[1:]
+    for arm in arms:
+        write_run(tmp_path, experiment, arm, 0)
+    rows = build_rows(load_sources(tmp_path, experiment, arms), evaluation)
+    assert all(r.difference_own is None for r in rows)
+    assert compare_rows(load_sources(tmp_path, experiment, arms), evaluation)[0]["status"].startswith("no BF16 arm")
+
+
+def test_null_metrics_leave_the_mean_and_are_counted(made_up, evaluation):
+    results, experiment, arms = made_up
+    path = next((results / "made_up" / "train").glob("nvfp4_naive-*/history.jsonl"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["k3"] = lines[-2]["k3"] = None
+    path.write_text("".join(json.dumps(r) + "\n" for r in lines))
+    row = build_rows(load_sources(results, experiment, arms), evaluation)[1]
+    assert row.k3 == pytest.approx(0.012)
+    assert row.nonfinite_steps == 2 and row.status == "falls, 2 steps not finite"
+
+
+def test_csv_reads_back_and_every_row_names_its_run(sources, evaluation):
+    rows = build_rows(sources, evaluation)
+    read = list(csv.DictReader(io.StringIO(to_csv([record(r) for r in rows]))))
+    for row, line in zip(rows, read, strict=True):
+        assert line["run_ids"] == row.run_ids[0] and line["config_hashes"] in row.run_ids[0]
+        assert float(line["pass_at_1_own"]) == row.own.estimate
+        assert float(line["pass_at_1_own_low"]) <= row.own.estimate <= float(line["pass_at_1_own_high"])
+    assert read[0]["difference_to_bf16_arm_own"] == ""
+    assert read[3]["rollout"] == "W4A4 + RAC 0.5 block16 static" and read[3]["trainer"] == "W4A16"
+    assert read[0]["old_log_probs"] == "rollout"
+
+
+def test_curves_hold_every_step_of_every_run(sources):
+    records = curve_records(sources)
+    assert len(records) == 4 * (STEPS + 1)
+    assert [r["step"] for r in records[: STEPS + 1]] == list(range(STEPS + 1))
+    assert records[0]["eval_accuracy"] == 0.5 and records[0]["reward"] is None
+
+
+def test_page_has_all_arms_runs_and_no_unfilled_field(sources, evaluation):
+    experiment = made_up_experiment()
+    text = page(
+        experiment, build_rows(sources, evaluation), compare_claims(sources, evaluation), order_of_gaps(sources)
+    )
+    for source in sources:
+        assert f"| {source.arm.name} |" in text and f"`{source.run_id}`" in text
+    assert "nvfp4_naive > qat_only > quads > bf16" in text
+    assert "None" not in text and "nan" not in text
+
+
+# --- the paper's numbers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "average"), [("BF16 RL", 73.15), ("FP8 RL", 72.88), ("naive NVFP4 RL", 51.37), ("QUADS", 72.86)]
+)
+def test_the_papers_averages_are_the_means_of_its_benchmarks(row, average):
+    # the printed average, and the mean of the printed benchmarks to the 0.01 that rounding allows
+    assert paper_average(row)[0] == average == pytest.approx(np.mean(TABLE_2[row][:4]), abs=0.011)
+
+
+def test_claimed_differences_are_differences_of_the_papers_averages():
+    row = {"bf16": "BF16 RL", "fp8": "FP8 RL", "nvfp4_naive": "naive NVFP4 RL", "quads": "QUADS"}
+    row |= {"qat_only": "W4A16 QAT only"}
+    for claim in CLAIMS:
+        if claim.measure == "pass@1":
+            expected = paper_average(row[claim.greater])[0] - paper_average(row[claim.smaller])[0]
+            assert claim.paper == pytest.approx(expected, abs=0.06), claim
+
+
+def test_claims_are_judged_by_what_was_measured(sources, evaluation):
+    status = {(c["measure"], c["greater"], c["smaller"]): c["status"] for c in compare_claims(sources, evaluation)}
+    assert status["pass@1", "bf16", "nvfp4_naive"] == "same direction at this scale"
+    assert status["pass@1", "quads", "nvfp4_naive"] == "same direction at this scale"
+    assert status["pass@1", "bf16", "quads"].startswith("differs at this scale")
+    assert status["gap", "nvfp4_naive", "qat_only"] == "same direction at this scale"
+    assert status["gap", "qat_symmetric", "qat_only"] == "not measured here (no qat_symmetric)"
+    assert status["pass@1", "bf16", "fp8"] == "not measured here (no fp8)"
+
+
+def test_claims_turn_round_when_the_numbers_do(tmp_path, evaluation):
+    experiment, arms = made_up_experiment(), made_up_arms()
+    swapped = {**MADE_UP, "bf16": MADE_UP["nvfp4_naive"], "nvfp4_naive": MADE_UP["bf16"]}
+    swapped["quads"] = MADE_UP["nvfp4_naive"]
+    for arm in arms:
+        write_run(tmp_path, experiment, arm, 0, numbers=swapped[arm.name])
+    sources = load_sources(tmp_path, experiment, arms)
+    status = {(c["measure"], c["greater"], c["smaller"]): c["status"] for c in compare_claims(sources, evaluation)}
+    assert status["pass@1", "bf16", "nvfp4_naive"] == "opposite direction at this scale"
+    assert status["pass@1", "bf16", "quads"].startswith("no difference seen at this scale")
+    assert status["gap", "nvfp4_naive", "qat_only"] == "opposite direction at this scale"
+    assert status["gap", "quads", "bf16"].startswith("not separated at this scale")
+
+
+# --- broken sources ------------------------------------------------------------------------------------------------
+
+
+def _find(results, kind, name, arm="quads"):
+    (path,) = (results / "made_up" / kind).glob(f"{arm}-*/{name}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("train", "result.json"), ("train", "history.jsonl"), ("eval", "result.json")]
+)
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+def test_a_broken_source_stops_with_its_name_and_the_command(made_up, kind, name, damage):
+    results, experiment, arms = made_up
+    path = _find(results, kind, name)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: 0 if damage == "empty" else -30])
+    with pytest.raises(ResultFileError) as caught:
+        load_sources(results, experiment, arms)
+    target = path.with_name("result.json")
+    assert str(path) in str(caught.value) and f"snakemake --forcerun {target} -- {target}" in str(caught.value)
+
+
+def test_a_result_of_another_run_is_refused(made_up):
+    results, experiment, arms = made_up
+    path = _find(results, "eval", "result.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": "quads-seed7-0000000000"}))
+    with pytest.raises(ResultFileError, match="is of run 'quads-seed7-0000000000'"):
+        load_sources(results, experiment, arms)
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: [*rows[:5], rows[4], *rows[5:]]])
+def test_a_history_with_lost_or_repeated_steps_is_refused(made_up, change):
+    results, experiment, arms = made_up
+    path = _find(results, "train", "history.jsonl")
+    rows = path.read_text().splitlines()
+    path.write_text("\n".join(change(rows)) + "\n")
+    with pytest.raises(ResultFileError, match=f"expected 0 to {STEPS} once each"):
+        load_sources(results, experiment, arms)
+
+
+def test_an_engine_that_was_not_evaluated_is_refused(made_up):
+    results, experiment, arms = made_up
+    path = _find(results, "eval", "result.json")
+    content = json.loads(path.read_text())
+    del content["engines"]["bf16"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultFileError, match="engine 'bf16' is missing"):
+        load_sources(results, experiment, arms)

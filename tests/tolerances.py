@@ -1,0 +1,60 @@
+"""Every tolerance of the tests, in one table, each with the value that was measured and the reason for its size.
+
+A test asserts `value <= TOLERANCES[name].limit`. A limit is never raised to make a failure go away: raising one is a
+change of its own, with the new measurement and the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`limit`: what a test accepts; `measured`: the largest value seen when the row was written; `why`: its cause."""
+
+    limit: float
+    measured: float
+    why: str
+
+
+TOLERANCES: dict[str, Tolerance] = {
+    "outlier_injection_logits": Tolerance(
+        limit=1e-5,
+        measured=2.2e-6,
+        why="max |logit difference| in float32 after injection at strength 12 into an untrained toy (logits to 4.4): "
+        "products round differently because 12 is no power of two (for powers of two the difference is exactly 0)",
+    ),
+    "rac_energy_identity": Tolerance(
+        limit=5e-3,
+        measured=2.0e-3,
+        why="|err(k) / identity - 1| over 5 seeds, k in .1 .25 .5, channels and blocks: .095 is NVFP4's relative error "
+        "on Gaussian data, the residual is only nearly Gaussian",
+    ),
+    "emulated_linear_fp32": Tolerance(
+        limit=1e-6,
+        measured=2.4e-7,
+        why="|y - y64| / (sum |a||w| + |bias|) at K = 64 over 20 seeds: fp32 accumulation order and four roundings in "
+        "the epilogue",
+    ),
+    "parity_logprob_max": Tolerance(
+        limit=1e-4,
+        measured=2.9e-6,
+        why="max |log-prob difference| of a float32 vLLM engine and the float32 HF model after surgery: order of additions",
+    ),
+    "parity_logprob_share_above": Tolerance(
+        limit=0.05,
+        measured=0.035,
+        why="share of all tokens with a difference above 1e-4: one flipped FP4 code in an early token of a random model "
+        "moves that token and its successors (bf16, w4a16: none; w4a4: none; fp8, rac token: single tokens; rac static: "
+        "2 flips in 24 sequences)",
+    ),
+    "parity_share_on_boundary": Tolerance(
+        limit=0.4,
+        measured=0.2,
+        why="share of tokens left out because float32 noise alone flips a code there; keeps that test from emptying itself",
+    ),
+    "experts_loop_relative": Tolerance(
+        limit=1e-5, measured=5e-7, why="experts method against a loop over rows: order of additions, relative to the largest"
+    ),
+}
