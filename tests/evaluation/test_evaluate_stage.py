@@ -1,6 +1,8 @@
 """The evaluation stage without an engine: which mode it asks for, what it refuses, and the receipt it insists on."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -104,3 +106,8 @@ def test_two_evaluations_of_one_folder_are_refused(tmp_path):
             pass
     with evaluate.locked(tmp_path):
         pass
+
+
+def test_the_stage_imports_neither_torch_nor_vllm_before_it_sets_their_environment():
+    code = "import sys, quads.evaluate; print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

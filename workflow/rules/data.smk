@@ -1,0 +1,41 @@
+"""Data and the warm checkpoint: shared by every arm and seed, named by the hash of what decides them."""
+
+
+rule prepare:
+    output:
+        "results/shared/{data}/manifest.json",
+    log:
+        "results/logs/shared/{data}.log",
+    benchmark:
+        "results/benchmarks/shared/{data}.tsv"
+    params:
+        code=code_hash("quads.prepare"),
+        experiment=lambda wildcards, output: f"configs/{DATA[wildcards.data]}.yaml",
+        out=folder,
+    shell:
+        "python -m quads.prepare --experiment {params.experiment} --out {params.out} 2>&1 | tee -a {log}"
+
+
+rule warmup:
+    input:
+        data=lambda wildcards: paths.data_dir(EXPERIMENTS[MODELS[wildcards.model]])
+        / "manifest.json",
+    output:
+        "results/shared/{model}/manifest.json",
+    log:
+        "results/logs/shared/{model}.log",
+    benchmark:
+        "results/benchmarks/shared/{model}.tsv"
+    threads: 2
+    resources:
+        mem_mb=4096,
+        job_gib=4,
+        runtime=60,
+    params:
+        code=code_hash("quads.warmup"),
+        experiment=lambda wildcards, output: f"configs/{MODELS[wildcards.model]}.yaml",
+        data=lambda wildcards, input: Path(input.data).parent,
+        out=folder,
+    shell:
+        "python -m quads.warmup --experiment {params.experiment} --data {params.data} --out {params.out} "
+        "2>&1 | tee -a {log}"
