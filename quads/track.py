@@ -21,7 +21,7 @@ from quads.config import ConfigError, Experiment, Run, config_hash, load_arm, lo
 from quads.files import ResultFileError, read_jsonl, read_result, rebuild_command, write_json_atomic
 from quads.integrations.mlflow import Dataset, Payload, TrackingError, content_hash, flatten, initialise, log_run
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("quads.track")
 
 TRAIN_FILES = ("result.json", "history.jsonl", "run.json", "surgery.json", "receipt.json", "train.log")
 EVAL_METRICS = ("pass_at_1", "ci_low", "ci_high", "tokens_mean", "truncated_share", "logprob_mean")

@@ -166,6 +166,7 @@ def train(run: Run, paths: RunPaths) -> dict[str, Any]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The stage's arguments."""
     parser = argparse.ArgumentParser(prog="python -m quads.train", description=__doc__.splitlines()[0])
     parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
     parser.add_argument("--arm", required=True, help="file stem under configs/arms")
@@ -176,6 +177,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Resolve the run, train it, write result.json last; 1 with a message on a known error."""
     args = parse(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     watch_parents()

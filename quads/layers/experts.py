@@ -6,8 +6,8 @@
 gate_up_proj [E, 2F, D], down_proj [E, D, F]; T tokens, S choices per token, R = T S routed rows.
 Both weight tensors are quantized once per forward, x once per token, h once for all routed rows (a batch mask is then
 one mask per layer and forward). Rows are summed in fp32, like the engine does.
-Differs from the stock forward: that one is dispatched to kernels which would bypass the quantizers, and this one unbinds
-the experts once (one gradient buffer instead of one per expert).
+Differs from the stock forward: that one is dispatched to kernels which would bypass the quantizers, and this one
+unbinds the experts once (one gradient buffer instead of one per expert).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
 Master weights keep their dtype; W(w) is cast once to that dtype. Precision "bf16" for weights means the rounding alone,
 because bf16 is what the engine receives and stores.
 Source: asymmetric QAT (weights nvfp4, activations bf16); symmetric QAT is activations nvfp4.
-Differs from `w + (q - w).detach()`: that sum rounds once more, and trainer and engine would no longer hold equal weights.
+Differs from `w + (q - w).detach()`: that sum rounds once more, and trainer and engine would no longer hold equal
+weights.
 """
 
 from __future__ import annotations

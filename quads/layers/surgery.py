@@ -111,8 +111,8 @@ def _plan(name: str, module: torch.nn.Module, precision: Precision) -> SurgeryRo
         for parameter, shape in shapes.items():
             if len(shape) > 1 and shape[-1] % BLOCK:
                 raise ValueError(
-                    f"{name}.{parameter}: K={shape[-1]} (shape {shape}) is no multiple of {BLOCK}, the NVFP4 block along "
-                    f"K; pad the model's dimension or add {name.rpartition('.')[2]!r} to skip"
+                    f"{name}.{parameter}: K={shape[-1]} (shape {shape}) is no multiple of {BLOCK}, the NVFP4 block "
+                    f"along K; pad the model's dimension or add {name.rpartition('.')[2]!r} to skip"
                 )
     return SurgeryRow(name, kind, "quantized", "", precision.weight, precision.activation, shapes, keys)
 
@@ -130,8 +130,8 @@ def _experts_keys(name: str, module: torch.nn.Module, shapes: dict[str, list[int
     problem = layout_problem(module)
     if problem is not None:
         raise TypeError(
-            f"{name}: parameter(s) {shapes} of {type(module).__qualname__} look like fused experts that surgery does not "
-            f"know ({problem}). Add the class to quads.layers.experts after reading its forward, or list it in skip"
+            f"{name}: parameter(s) {shapes} of {type(module).__qualname__} look like fused experts that surgery does "
+            f"not know ({problem}). Add the class to quads.layers.experts after reading its forward, or list it in skip"
         )
     return [f"{name}.w13", f"{name}.w2"]
 
@@ -151,7 +151,9 @@ def quads_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
 
 
 def set_static_masks(model: torch.nn.Module, masks: dict[str, torch.Tensor]) -> None:
-    """Hand static RAC masks (bool [K] by engine key) to the layers. Raises ValueError when a layer's mask is missing."""
+    """Hand static RAC masks (bool [K] by engine key) to the layers. Raises ValueError when a layer's mask is
+    missing.
+    """
     missing: list[str] = []
     for name, module in quads_layers(model):
         setup = module.quads

@@ -32,9 +32,7 @@ def quantize_rows(w: torch.Tensor, fmt: str, widths: Sequence[int], scale_group:
     Raises ValueError naming `name` when K is no multiple of 16 (nvfp4) or when w holds a non-finite value.
     """
     if sum(widths) != w.shape[-2]:
-        raise ValueError(
-            f"{name}: parts of {list(widths)} rows do not add up to {w.shape[-2]}; fix the logical widths"
-        )
+        raise ValueError(f"{name}: parts of {list(widths)} rows do not add up to {w.shape[-2]}; fix the logical widths")
     parts = w.split(list(widths), dim=-2)
     try:
         amax = group_amax(parts) if scale_group == "fused" else None

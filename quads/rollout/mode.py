@@ -11,8 +11,8 @@
     config = {"quant_method": "quads", "weight", "activation", "scale_group", "rac", "rac_masks", "skip", "receipt"}
 
 rac_masks: null, "sync" (masks arrive with every weight update) or the path of a safetensors file with bool tensors by
-engine key. skip: dotted name parts the engine leaves in high precision besides head, embedding, norms and routers, which
-are never quantized. receipt: path of the JSON file in which the engine records what it quantized, or null.
+engine key. skip: dotted name parts the engine leaves in high precision besides head, embedding, norms and routers,
+which are never quantized. receipt: path of the JSON file in which the engine records what it quantized, or null.
 Contract: closed. An unknown key or value is a ValueError that names the known ones; from_ and to_ are inverse.
 Differs from engine flags in that the whole description is one dict, checked in the launcher and again in the engine.
 """

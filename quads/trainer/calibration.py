@@ -4,8 +4,8 @@
     score_c = sum over tokens of (x - Q(x))_tc^2 (or |.|) at every quantized input      mask = select(score)
 
 x is the layer input the trainer sees (its activation format does not matter: the residual is always that of the NVFP4
-activation quantizer), tokens are the positions where attention_mask is 1. Scores accumulate in float64, so that the mask
-does not depend on how a batch is split. With several ranks each passes its own rows and the scores are summed.
+activation quantizer), tokens are the positions where attention_mask is 1. Scores accumulate in float64, so that the
+mask does not depend on how a batch is split. With several ranks each passes its own rows and the scores are summed.
 Keys are engine module names: `...self_attn.qkv_proj`, `...self_attn.o_proj`, `...mlp.experts.w13`, `...mlp.experts.w2`.
 Differs from ranking |x|: the residual of an outlier lives in its block neighbours.
 """

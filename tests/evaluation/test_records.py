@@ -37,11 +37,13 @@ def test_text_with_line_separators_survives(tmp_path):
     assert Records.open(path, HEADER).done[0, 0] == odd
 
 
-def test_every_kill_point_resumes_to_the_same_complete_file(tmp_path):
+def test_kill_points_resume_to_the_same_complete_file(tmp_path):
     whole = tmp_path / "whole.jsonl"
     Records.open(whole, HEADER).append([record(p, s) for p in range(2) for s in range(2)])
     content = whole.read_bytes()
-    for cut in range(len(content)):
+    # around every line end, and here and there between them
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    for cut in sorted({*range(0, len(content), 97), *(e + d for e in ends for d in (-1, 0, 1))}):
         path = tmp_path / "cut.jsonl"
         path.write_bytes(content[:cut])
         resumed = Records.open(path, HEADER)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import TOLERANCES
 
 from quads.evaluation.stats import (
     Interval,
@@ -19,6 +20,8 @@ from quads.evaluation.stats import (
     pass_at_k,
     proportion_interval,
 )
+
+ENDS = TOLERANCES["bootstrap_quantile"].limit
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 7])
@@ -63,8 +66,8 @@ def test_bootstrap_converges_to_the_exact_resampling_distribution():
     low, high = _exact_bootstrap_quantiles(values, 0.9)
     got = bootstrap_mean(values, resamples=200_000, confidence=0.9, seed=1)
     assert got.estimate == pytest.approx(np.mean(values))
-    assert got.low == pytest.approx(low, abs=0.01)
-    assert got.high == pytest.approx(high, abs=0.01)
+    assert got.low == pytest.approx(low, abs=ENDS)
+    assert got.high == pytest.approx(high, abs=ENDS)
 
 
 def test_bootstrap_is_seeded_and_chunking_does_not_change_its_law(monkeypatch):
@@ -94,7 +97,7 @@ def test_interval_covers_the_true_mean_about_as_often_as_it_says():
     for trial in range(300):
         values = rng.random(60) < 0.6
         hits += not bootstrap_mean(values.astype(float), resamples=400, confidence=0.9, seed=trial).excludes(0.6)
-    assert 0.84 <= hits / 300 <= 0.95
+    assert abs(hits / 300 - 0.9) <= TOLERANCES["bootstrap_coverage"].limit
 
 
 def test_paired_difference_is_narrower_than_the_unpaired_one_when_problems_dominate():
@@ -116,7 +119,7 @@ def test_paired_difference_size_at_zero_difference():
         p = rng.random(60)
         a, b = rng.binomial(8, p) / 8, rng.binomial(8, p) / 8
         wrong += paired_difference(a, b, resamples=400, confidence=0.95, seed=trial).excludes(0.0)
-    assert wrong / 300 <= 0.1
+    assert wrong / 300 <= TOLERANCES["paired_size"].limit
 
 
 def test_paired_difference_refuses_other_problems():
@@ -129,7 +132,7 @@ def test_nested_bootstrap_of_one_group_is_the_plain_bootstrap_in_law():
     low, high = _exact_bootstrap_quantiles(values, 0.9)
     got = nested_bootstrap([values], resamples=100_000, confidence=0.9, seed=0)
     assert got.estimate == pytest.approx(np.mean(values))
-    assert (got.low, got.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
+    assert (got.low, got.high) == (pytest.approx(low, abs=ENDS), pytest.approx(high, abs=ENDS))
 
 
 def test_nested_bootstrap_sees_the_spread_between_groups():
@@ -147,7 +150,7 @@ def test_nested_bootstrap_resamples_two_levels_like_the_enumeration():
     ]
     low, high = np.quantile(means, [0.1, 0.9])
     got = nested_bootstrap(groups, resamples=100_000, confidence=0.8, seed=0)
-    assert (got.low, got.high) == (pytest.approx(low, abs=0.02), pytest.approx(high, abs=0.02))
+    assert (got.low, got.high) == (pytest.approx(low, abs=ENDS), pytest.approx(high, abs=ENDS))
 
 
 def test_wilson_interval_solves_its_own_equation():

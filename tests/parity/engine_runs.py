@@ -2,9 +2,10 @@
 
     python engine_runs.py JOB.json      job: {"models": {"A", "B"}, "masks": {"A", "B"}, "prompts": [[int]], "out": DIR}
 
-One import of vLLM serves all engines. For every mode (float32 engine): sampled log-probs and prompt log-probs from A, then
-weights B pushed in buckets of 7 tensors, prompt log-probs again, then a fresh engine from B. Output: OUT/<mode>.json with
-token ids and log-probs, OUT/<name>.safetensors with engine weights, OUT/misc.json with what the error cases said.
+One import of vLLM serves all engines. For every mode (float32 engine): sampled log-probs and prompt log-probs from A,
+then weights B pushed in buckets of 7 tensors, prompt log-probs again, then a fresh engine from B. Output:
+OUT/<mode>.json with token ids and log-probs, OUT/<name>.safetensors with engine weights, OUT/misc.json with what the
+error cases said.
 """
 
 from __future__ import annotations
@@ -109,10 +110,14 @@ def addresses(llm: LLM) -> dict[str, int]:
 
 def sample(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
     """Sequences (prompt + sampled tokens) and log-probs of the sampled tokens."""
-    params = SamplingParams(temperature=1.0, max_tokens=NEW_TOKENS, logprobs=0, seed=1, ignore_eos=True, detokenize=False)
+    params = SamplingParams(
+        temperature=1.0, max_tokens=NEW_TOKENS, logprobs=0, seed=1, ignore_eos=True, detokenize=False
+    )
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     tokens = [list(o.prompt_token_ids) + list(o.outputs[0].token_ids) for o in outputs]
-    logps = [[d[t].logprob for d, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)] for o in outputs]
+    logps = [
+        [d[t].logprob for d, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)] for o in outputs
+    ]
     return tokens, logps
 
 
@@ -159,10 +164,6 @@ def error_cases(job: dict) -> dict[str, str]:
     said = {}
     runner = runner_of(llm)
     said["no_mask"] = message(lambda: sample(llm, job["prompts"][:1]))
-    stop(llm)
-
-    llm = start(job["models"]["A"], MODES["w4a4+rac"], "float32", "sync")
-    runner = runner_of(llm)
 
     def unknown_mask() -> None:
         with LayerwiseReload(runner.get_model(), runner.vllm_config, runner.model_config) as update:
@@ -185,11 +186,15 @@ def error_cases(job: dict) -> dict[str, str]:
 
 
 def experts_difference(on_input: bool, mapped: bool) -> float:
-    """max |difference| of the experts method and a loop over (token, choice): router weight on the input, foreign experts."""
+    """max |difference| of the experts method and a loop over (token, choice): router weight on the input, foreign
+    experts.
+    """
     generator = torch.Generator().manual_seed(3)
     tokens, slots, local, width, hidden = 9, 2, 3, 32, 16
     mode = RolloutMode("nvfp4", "nvfp4")
-    w13 = quantize_rows(torch.randn(local, 2 * hidden, width, generator=generator), "nvfp4", [hidden] * 2, "fused", "w13")
+    w13 = quantize_rows(
+        torch.randn(local, 2 * hidden, width, generator=generator), "nvfp4", [hidden] * 2, "fused", "w13"
+    )
     w2 = quantize_rows(torch.randn(local, width, hidden, generator=generator), "nvfp4", [width], "fused", "w2")
     state = LayerState("e", "experts", EngineConfig(mode), {"e.w13": width, "e.w2": hidden}, [hidden] * 2)
     expert_map = torch.tensor([-1, 0, 1, -1, 2]) if mapped else None

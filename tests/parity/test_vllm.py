@@ -2,8 +2,10 @@
 
 Chain of equalities, each with the test that guards it:
     1. engine weights == trainer's fake-quantized weights, element for element (bf16 engine, as in training)
-    2. log-probs(float32 engine) ~ log-probs(HF float32 model after surgery), same tokens: sampled (prefill + decode) and
-       prompt log-probs. 1e-4 catches a wrong scale, mask or weight; rounding differences are of order 1e-6. An activation on a rounding
+    2. log-probs(float32 engine) ~ log-probs(HF float32 model after surgery), same tokens: sampled (prefill + decode)
+    and
+       prompt log-probs. 1e-4 catches a wrong scale, mask or weight; rounding differences are of order 1e-6. An
+       activation on a rounding
        boundary may flip one code; those tokens are found from the trainer model alone and set apart
     3. log-probs after pushing weights B into an engine started from A == those of an engine started from B (0.0)
 The engines run in one child process (engine_runs.py), because vLLM changes the process it lives in.
@@ -12,6 +14,7 @@ The engines run in one child process (engine_runs.py), because vLLM changes the 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from quads.layers.surgery import apply_surgery, quads_layers, quantized_weights,
 from quads.numerics.rac import RacSpec
 from quads.trainer.calibration import calibrate
 
+logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.stack
 RAC = RacSpec(0.5)
 REFERENCE = {
@@ -46,9 +50,11 @@ PROMPT_TOKENS = 10
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Two checkpoints (float32 values, so that the rounding to bf16 is tested), masks of both, and the engines' results."""
+    """Two checkpoints (float32 values, so that the rounding to bf16 is tested), masks of both, and the engines'
+    results.
+    """
     root = tmp_path_factory.mktemp("parity")
-    prompts = torch.randint(2, 64, (24, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0))
+    prompts = torch.randint(2, 43, (24, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0))
     job = {"models": {}, "masks": {}, "prompts": prompts.tolist(), "out": str(root)}
     for name, seed in (("A", 1), ("B", 2)):
         model = tiny_model(seed)
@@ -98,8 +104,10 @@ def differences(job: dict, mode: str, precision: Precision) -> tuple[torch.Tenso
 
 
 def on_a_rounding_boundary(job: dict, mode: str) -> torch.Tensor:
-    """bool [B, T-1]: tokens whose log-prob in the trainer model alone moves by more than 1e-4 when every quantizer's input
-    is disturbed by float32 noise (1e-6 of the row's mean magnitude, 12 draws). There the reference is not defined to 1e-4.
+    """bool [B, T-1]: tokens whose log-prob in the trainer model alone moves by more than 1e-4 when every quantizer's
+    input
+    is disturbed by float32 noise (1e-6 of the row's mean magnitude, 12 draws). There the reference is not defined to
+    1e-4.
     """
     ids = torch.tensor(results(job, mode)["sequences"])
     model = trainer_model(job, REFERENCE[mode])
@@ -125,15 +133,18 @@ def test_float32_logprobs_match_trainer(job, mode):
 
 
 @pytest.mark.parametrize("mode", ["fp8", "w4a4", *WITH_RAC])
-def test_float32_logprobs_match_trainer_off_rounding_boundaries(job, mode, record_property):
-    """Every token that is not on a rounding boundary; one flipped code moves the others by up to 1e-2, engine or not."""
+def test_float32_logprobs_match_trainer_off_rounding_boundaries(job, mode):
+    """Every token that is not on a rounding boundary; one flipped code moves the others by up to 1e-2, engine or
+    not.
+    """
     prompt, sampled = differences(job, mode, REFERENCE[mode])
     boundary = on_a_rounding_boundary(job, mode)
     rest = torch.cat([prompt[~boundary], sampled[~boundary[:, PROMPT_TOKENS - 1 :]]])
     everything = torch.cat([prompt.flatten(), sampled.flatten()])
     above = float((everything > 1e-4).float().mean())
-    record_property("share_above_1e-4", above)
-    record_property("share_on_boundary", float(boundary.float().mean()))
+    logger.info(
+        "%s: above 1e-4 %.4f, on boundary %.3f, max of the rest %.1e", mode, above, boundary.float().mean(), rest.max()
+    )
     assert float(rest.max()) <= TOLERANCES["parity_logprob_max"].limit
     assert above <= TOLERANCES["parity_logprob_share_above"].limit
     assert float(boundary.float().mean()) <= TOLERANCES["parity_share_on_boundary"].limit
@@ -180,7 +191,9 @@ def test_receipt(job):
     assert receipt["counts"] == {"quantized_linears": 4, "quantized_experts": 2, "high_precision": 4}
     rows = {row["module"]: row for row in receipt["modules"]}
     assert rows["model.layers.0.mlp.gate"]["reason"] == "router is never quantized"
-    assert rows["model.layers.1.mlp.experts"] | {"loads": 3, "status": "quantized"} == rows["model.layers.1.mlp.experts"]
+    assert (
+        rows["model.layers.1.mlp.experts"] | {"loads": 3, "status": "quantized"} == rows["model.layers.1.mlp.experts"]
+    )
     masks = load_file(job["masks"]["B"])
     assert receipt["masks"].keys() == masks.keys()
     for key, mask in receipt["masks"].items():

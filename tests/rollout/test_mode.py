@@ -47,7 +47,7 @@ def test_unknown_values_name_the_known():
 
 def test_static_masks_need_a_source():
     mode = RolloutMode("nvfp4", "nvfp4", RAC)
-    with pytest.raises(ValueError, match="rac_masks is null.*sync"):
+    with pytest.raises(ValueError, match=r"rac_masks is null.*sync"):
         mode.to_quantization_config()
     assert mode.to_quantization_config(rac_masks="sync")["rac_masks"] == "sync"
     with pytest.raises(ValueError, match="no static mask"):

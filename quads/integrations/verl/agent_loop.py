@@ -99,7 +99,8 @@ class InlineAgentLoopManager:
 
     def _grade(self, sample: Sample, ids: list[int]) -> Grade:
         finished = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        # Special tokens inside a response are part of it: dropping them could turn a malformed answer into a right one.
+        text = self.tokenizer.decode(ids[:-1] if finished else ids, skip_special_tokens=False)
         truth = sample.row["reward_model"]["ground_truth"]
         return grader(sample.row["data_source"])(text, truth, finished)
 

@@ -2,8 +2,8 @@
 
 Contract: `run_driver` returns when the driver has ended; it raises TrainingError with the last lines of the log
 if the driver failed. Everything the driver and its Ray actors print goes to train.log, appended to per attempt.
-The driver and all that it started die with this process: the driver leads its own process group, which is killed on
-any way out of `run_driver`, and a watch on the parents (quads.lifeline) covers a SIGKILL of the caller.
+The driver and all that it started die with this process: every way out of `run_driver` ends them, SIGTERM included, and
+for a SIGKILL of this process the driver itself watches its parent (quads.lifeline).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from quads.config import Run
 from quads.integrations.verl.history import history_row
 from quads.integrations.verl.overrides import RunPaths, verl_overrides
 from quads.integrations.verl.session import environment
+from quads.lifeline import Process, alive, descendants, end_processes
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +59,9 @@ def _tail(path: Path, lines: int) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _stop(driver: subprocess.Popen[bytes]) -> None:
-    """End the driver's process group; Ray's daemons are in it or die with their driver."""
-    for sig, grace in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(driver.pid, sig)
-        except ProcessLookupError:
-            return
-        try:
-            driver.wait(grace)
-        except subprocess.TimeoutExpired:
-            continue
+def _terminate(signum: int, frame: Any) -> None:
+    """SIGTERM (a scheduler's way to end a job) unwinds like an exception, so that nothing is left running."""
+    raise SystemExit(128 + signum)
 
 
 def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], None]) -> None:
@@ -91,17 +84,22 @@ def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], N
             env={**os.environ, **environment(run, paths.ray, metrics)},
             start_new_session=True,
         )
-    tail = MetricsTail(metrics)
+    tail, family = MetricsTail(metrics), set[Process]()
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         while True:
             ended = driver.poll() is not None
+            # A Ray process whose parent has ended leaves the tree: remember everyone ever seen.
+            family = {p for p in family | descendants(os.getpid()) if alive(p)}
             for record in tail.read():
                 on_row(history_row(record))
             if ended:
                 break
             time.sleep(POLL_S)
     finally:
-        _stop(driver)
+        end_processes(family | descendants(os.getpid()))
+        driver.wait()
+        signal.signal(signal.SIGTERM, before)
     if driver.returncode != 0:
         raise TrainingError(
             f"training of {run.id} failed with exit status {driver.returncode}; the end of {log_path}:\n"
@@ -112,8 +110,14 @@ def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], N
 class RaySession:
     """A private, short directory for one Ray session (its sockets' paths are limited to 107 bytes)."""
 
+    PREFIX = "quads-ray-"
+
     def __enter__(self) -> Path:
-        self.path = Path(tempfile.mkdtemp(prefix="quads-ray-", dir="/tmp"))
+        for left in Path("/tmp").glob(f"{self.PREFIX}*-*"):  # of launchers that were killed
+            owner = left.name.removeprefix(self.PREFIX).partition("-")[0]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(left, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{self.PREFIX}{os.getpid()}-", dir="/tmp"))
         return self.path
 
     def __exit__(self, *_: Any) -> None:

@@ -16,6 +16,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from quads.lifeline import watch_parent
+
 log = logging.getLogger("quads.train")
 
 
@@ -70,6 +72,8 @@ def train(config: Any) -> None:
 
 
 def main() -> None:
+    """Compose the config of LAUNCH.json, start Ray, train."""
+    watch_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     launch = json.loads(Path(sys.argv[1]).read_text())
     config = compose(launch["overrides"])

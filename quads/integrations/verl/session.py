@@ -50,6 +50,8 @@ def environment(run: Run, ray_dir: Path, metrics: Path) -> dict[str, str]:
     if run.runtime.device == "cpu":
         env |= {
             "VERL_PLATFORM": "cpu",
+            # vLLM compiles parts of its sampler at the first request (16 s on two cores), for nothing at this size.
+            "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": str(run.runtime.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }

@@ -9,6 +9,6 @@
     receipt.py        what was quantized, written as JSON and checked for completeness
     reload.py         weight updates and weight dumps
 
-Backend: "emulated (torch)". Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs. Eager mode only, since the
-experts' row counts are read on the host.
+Backend: "emulated (torch)". Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs. Eager mode only, since
+the experts' row counts are read on the host.
 """

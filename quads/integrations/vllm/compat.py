@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that depends on vLLM's version, and every patch. Written for vLLM 0.26 to 0.32.
+"""Everything that depends on vLLM's version, and every patch. Written for vLLM 0.26 to 0.32; run on 0.31 (CPU).
 
 1. Renamed base class
    symptom  ImportError: OnlineLinearBase
@@ -12,7 +12,8 @@
 3. Nobody sees the finished model (patch `audit_after_load`)
    symptom  a linear that the model builds without the quant config stays in high precision and nothing says so
    cause    a quantization method only ever sees single layers
-   safety   wraps BaseModelLoader.load_model, calls the original unchanged, then reads the model; other methods pass through
+   safety   wraps BaseModelLoader.load_model, calls the original unchanged, then reads the model; other methods pass
+            through
    window   0.26 to 0.32: the signature is (vllm_config, model_config, ...)
 4. Warm-up cannot be told from serving (patch `mark_warm_up`)
    symptom  static RAC masks arrive with the first weight update, but vLLM runs the model before that

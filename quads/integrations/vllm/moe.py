@@ -6,7 +6,8 @@
 
 E local experts, D model width, F expert width, T tokens, S choices. Global scales are per expert; scale_group "fused"
 shares one between gate and up. A batch mask of the second GEMM is one mask over all routed rows of this forward.
-Differs from a GPU engine's grouped GEMM in speed only: experts are looped over on the host, those without rows cost nothing.
+Differs from a GPU engine's grouped GEMM in speed only: experts are looped over on the host, those without rows cost
+nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         activation = getattr(layer.activation, "value", layer.activation)
         if activation != "silu" or self.moe.has_bias:
             raise ValueError(
-                f"{self.name}: experts with activation {activation!r}, bias {self.moe.has_bias} are not supported; known: "
-                f"gated silu without bias. Add 'experts' to skip to leave them in high precision"
+                f"{self.name}: experts with activation {activation!r}, bias {self.moe.has_bias} are not supported; "
+                f"known: gated silu without bias. Add 'experts' to skip to leave them in high precision"
             )
         super().create_weights(layer, num_experts, hidden_size, intermediate_size_per_partition, *args, **kwargs)
         inputs = {f"{self.name}.w13": hidden_size, f"{self.name}.w2": intermediate_size_per_partition}
@@ -88,7 +89,9 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         shared_experts: Any = None,
         shared_experts_input: Any = None,
     ) -> torch.Tensor:
-        """x [T, D], topk_weights [T, S], topk_ids [T, S] (global experts) -> [T, D]; shared experts are the runner's job."""
+        """x [T, D], topk_weights [T, S], topk_ids [T, S] (global experts) -> [T, D]; shared experts are the runner's
+        job.
+        """
         ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
         rows = route(ids, layer.w13_weight.shape[0])
         if not rows.experts:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM quantization method "quads": the config object and the linear method.
 
-    stored   weight [N, K] in the layer's dtype = q * s, exact (<= 6 significant bits; E4M3 values for fp8; bf16-rounded)
+    stored   weight [N, K] in the layer's dtype = q * s, exact (<= 6 significant bits; E4M3 values for fp8;
+             bf16-rounded)
              weight_rcp fp32 [N, 1], the remaining factor of every row
     forward  y = numerics.emulated_linear(quantize_activation(x), (weight, weight_rcp))
 
@@ -89,9 +90,13 @@ class QuadsConfig(QuantizationConfig):
         name = engine_layer_name(prefix)
         skipped = skip_reason(name, self.engine.skip) is not None
         if isinstance(layer, RoutedExperts):
-            return UnquantizedFusedMoEMethod(layer.moe_config) if skipped else QuadsMoEMethod(layer.moe_config, self, name)
+            if skipped:
+                return UnquantizedFusedMoEMethod(layer.moe_config)
+            return QuadsMoEMethod(layer.moe_config, self, name)
         if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if skipped or isinstance(layer, GateLinear) else QuadsLinearMethod(self, name)
+            if skipped or isinstance(layer, GateLinear):
+                return UnquantizedLinearMethod()
+            return QuadsLinearMethod(self, name)
         return None
 
 
@@ -133,13 +138,15 @@ def check_single_shard(name: str, tp_size: int) -> None:
     """ValueError under tensor parallelism: amax per shard would differ from the trainer's whole-tensor amax."""
     if tp_size > 1:
         raise ValueError(
-            f"{name}: tensor parallel size {tp_size} is not supported by the {BACKEND} backend (scales would be taken per "
-            f"shard); use tensor_parallel_size=1 and data parallel replicas"
+            f"{name}: tensor parallel size {tp_size} is not supported by the {BACKEND} backend (scales would be taken "
+            f"per shard); use tensor_parallel_size=1 and data parallel replicas"
         )
 
 
 def store(layer: torch.nn.Module, parameter: str, quantized: WeightQ) -> None:
-    """Replace `parameter` by q*s in its own dtype and (re)create `<stem>_rcp`; fixed shapes, so a reload is in place."""
+    """Replace `parameter` by q*s in its own dtype and (re)create `<stem>_rcp`; fixed shapes, so a reload is in
+    place.
+    """
     replace_parameter(layer, parameter, quantized.qs.to(getattr(layer, parameter).dtype))
     stem = parameter.removesuffix("_weight")
     layer.register_parameter(f"{stem}_rcp", torch.nn.Parameter(quantized.rcp, requires_grad=False))
@@ -175,10 +182,10 @@ class QuadsLinearMethod(OnlineLinearBase):
         """Quantize the freshly loaded checkpoint values; vLLM's flag keeps the global pass from doing it again."""
         if getattr(layer, _PROCESSED, False):
             return
-        state, engine = getattr(layer, ATTRIBUTE), self.config.engine
+        state, mode = getattr(layer, ATTRIBUTE), self.config.engine.mode
         load_masks(self.config, state, layer.weight.device)
-        weight = layer.weight.data
-        store(layer, "weight", quantize_rows(weight, engine.mode.weight, state.widths, engine.mode.scale_group, self.name))
+        quantized = quantize_rows(layer.weight.data, mode.weight, state.widths, mode.scale_group, self.name)
+        store(layer, "weight", quantized)
         state.loads += 1
         setattr(layer, _PROCESSED, True)
 

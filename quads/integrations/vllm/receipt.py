@@ -4,8 +4,8 @@
     {"plugin", "mode", "backend", "config", "model", "modules": [{"module", "kind", "status", "reason", "weight",
      "activation", "shapes", "loads"}], "counts", "masks", "reloads", "versions", "pid"}
 
-Written after the model is loaded and after every completed weight update; atomically, so that a reader never sees half of
-it. Raises RuntimeError when a linear or an experts layer is in high precision although nothing asked for that.
+Written after the model is loaded and after every completed weight update; atomically, so that a reader never sees half
+of it. Raises RuntimeError when a linear or an experts layer is in high precision although nothing asked for that.
 Differs from a log line: vLLM logs and goes on when a plugin cannot be loaded; the launcher checks this file instead.
 """
 
@@ -38,8 +38,8 @@ def finish_load(model: torch.nn.Module, config: QuadsConfig) -> None:
     left = [row["module"] for row in receipt["modules"] if row["status"] == "missed"]
     if left:
         raise RuntimeError(
-            f"left in high precision although not in skip: {', '.join(left)}; the model builds them without vLLM's quant "
-            f"config. Add them to skip, on the trainer's side too, or extend the plugin"
+            f"left in high precision although not in skip: {', '.join(left)}; the model builds them without vLLM's "
+            f"quant config. Add them to skip, on the trainer's side too, or extend the plugin"
         )
     counts = receipt["counts"]
     if not counts["quantized_linears"] + counts["quantized_experts"]:

@@ -5,13 +5,13 @@
         for bucket in buckets:                      # [(checkpoint name, tensor), ...] in any grouping
             update.load(bucket)                     # names "quads.rac_mask.<key>" are masks, the rest are weights
 
-Weights arrive in checkpoint names and values; vLLM's layerwise reload buffers them per layer, quantizes each layer once it
-is complete and copies the result into the old storage: addresses, shapes and dtypes stay. The engine then equals one that
-was started from the new weights, bit for bit.
+Weights arrive in checkpoint names and values; vLLM's layerwise reload buffers them per layer, quantizes each layer
+once it is complete and copies the result into the old storage: addresses, shapes and dtypes stay. The engine then
+equals one that was started from the new weights, bit for bit.
 Contract: an update is complete or it is an error. Every quantized layer must be loaded exactly once, every other layer
-with parameters fully, and with rac_masks="sync" every mask must be sent. After a failed update the engine refuses further
-ones, because part of its weights is gone. A bucket's tensors must stay valid until the update ends (clone them when the
-sender reuses its buffer). With prefix caching on, reset the prefix cache afterwards.
+with parameters fully, and with rac_masks="sync" every mask must be sent. After a failed update the engine refuses
+further ones, because part of its weights is gone. A bucket's tensors must stay valid until the update ends (clone them
+when the sender reuses its buffer). With prefix caching on, reset the prefix cache afterwards.
 Differs from `model.load_weights`, which skips quantization, and from vLLM's stock reload of BF16 experts on CPU, which
 writes unpacked data over a packed layout without notice (refused here).
 """
@@ -48,8 +48,8 @@ def engine_config(model: torch.nn.Module) -> QuadsConfig:
     for module, _ in quads_layers(model):
         return module.quant_method.config
     raise RuntimeError(
-        f"{type(model).__name__} has no layer of quantization method 'quads'; start the engine with quantization='quads' "
-        f"and check that the plugin is installed (entry point vllm.general_plugins)"
+        f"{type(model).__name__} has no layer of quantization method 'quads'; start the engine with "
+        f"quantization='quads' and check that the plugin is installed (entry point vllm.general_plugins)"
     )
 
 
@@ -91,7 +91,8 @@ class LayerwiseReload:
                 return
         known = sorted(key for state in self.states for key in state.masks)
         raise ValueError(
-            f"RAC mask for unknown key {key!r}; known: {', '.join(known) or 'none'} (mode {self.config.engine.mode.name})"
+            f"RAC mask for unknown key {key!r} in mode {self.config.engine.mode.name}; "
+            f"known: {', '.join(known) or 'none'}"
         )
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -116,8 +117,8 @@ class LayerwiseReload:
         missing += [state.name for state in self.states if state.loads != self.before[state.name][0] + 1]
         if missing:
             raise RuntimeError(
-                f"weight update is incomplete after {self.tensors} tensors: {', '.join(sorted(set(missing)))} got only part "
-                f"of their weights (or none, or twice); send the whole state dict in checkpoint names"
+                f"weight update is incomplete after {self.tensors} tensors: {', '.join(sorted(set(missing)))} got only "
+                f"part of their weights (or none, or twice); send the whole state dict in checkpoint names"
             )
 
     def _check_masks(self) -> None:
@@ -172,7 +173,8 @@ def layerwise_reload(worker_or_runner: Any, weights: Weights) -> int:
 def engine_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Trainer parameter name -> fp32 dequantized weight as the engine multiplies with it, quantized layers only.
 
-    Names and shapes are the trainer's (q/k/v and dense gate/up split by logical width; experts as gate_up_proj [E, 2F, D]
+    Names and shapes are the trainer's (q/k/v and dense gate/up split by logical width; experts as gate_up_proj [E, 2F,
+    D]
     and down_proj [E, D, F]): compare with quads.layers.surgery.quantized_weights.
     """
     weights: dict[str, torch.Tensor] = {}
@@ -196,7 +198,7 @@ def file_weights(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
         raise FileNotFoundError(f"{path}: no safetensors file; give a file or a checkpoint folder")
     for file in files:
         with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+            for name in tensors.keys():
                 yield name, tensors.get_tensor(name)
 
 
@@ -206,7 +208,9 @@ class WorkerExtension:
     """
 
     def quads_reload_from_file(self, path: str, masks: str | None = None) -> int:
-        """Weights from a safetensors file or checkpoint folder, masks (by engine key) from another; number of updates."""
+        """Weights from a safetensors file or checkpoint folder, masks (by engine key) from another; number of
+        updates.
+        """
 
         def stream() -> Iterator[tuple[str, torch.Tensor]]:
             for key, mask in file_weights(masks) if masks else ():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-layer state of the plugin: names, static RAC masks, counters.
 
-The state hangs on the layer as a plain attribute, not as parameter or buffer: vLLM's layerwise reload rebuilds parameters
-and buffers from the checkpoint format, while a mask must keep its value and its address. Masks are bool [K] tensors on
-the weight's device, written by copy_ only.
+The state hangs on the layer as a plain attribute, not as parameter or buffer: vLLM's layerwise reload rebuilds
+parameters and buffers from the checkpoint format, while a mask must keep its value and its address. Masks are bool [K]
+tensors on the weight's device, written by copy_ only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ ATTRIBUTE = "quads_state"
 
 @dataclass
 class LayerState:
-    """One quantized layer. inputs: K of every quantized input by engine key; loads: times its weights were quantized."""
+    """One quantized layer. inputs: K of every quantized input by engine key; loads: times its weights were
+    quantized.
+    """
 
     name: str
     kind: str  # "linear" or "experts"
@@ -49,7 +51,9 @@ class LayerState:
         self.mask_loads[key] = self.mask_loads.get(key, 0) + 1
 
     def quantize_input(self, key: str, x: torch.Tensor) -> ActivationQ:
-        """x [rows, K] -> ActivationQ. Raises ValueError naming the layer; RuntimeError when its static mask is missing."""
+        """x [rows, K] -> ActivationQ. Raises ValueError naming the layer; RuntimeError when its static mask is
+        missing.
+        """
         mode = self.config.mode
         rac, mask = mode.rac, None
         if mode.needs_masks:
@@ -59,8 +63,9 @@ class LayerState:
                 rac = None
             else:
                 raise RuntimeError(
-                    f"{key}: asked to serve with a static RAC mask but none has arrived (rac_masks={self.config.rac_masks!r})"
-                    f"; send the masks with a weight update before the first request"
+                    f"{key}: asked to serve with a static RAC mask but none has arrived "
+                    f"(rac_masks={self.config.rac_masks!r}); send the masks with a weight update before the first "
+                    f"request"
                 )
         try:
             return quantize_activation(x, mode.activation, rac, mask)
