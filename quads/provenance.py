@@ -113,7 +113,7 @@ def closure(roots: Iterable[str], source: Path | None = None) -> dict[str, Path]
         if module in found or file is None or (_excluded(module) and module not in named):
             continue
         found[module] = file
-        todo.extend(_imported(ast.parse(file.read_text()), module, file.name == "__init__.py"))
+        todo.extend(_imported(ast.parse(file.read_text(), str(file)), module, file.name == "__init__.py"))
     return dict(sorted(found.items()))
 
 

@@ -7,7 +7,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
 def tiny_model(seed: int = 0, **changes) -> Qwen3MoeForCausalLM:
-    """float32, vocabulary 43 (an engine pads it to 64 rows), 2 layers, hidden 64, 8 experts of width 32, head_dim 32 (the smallest that vLLM serves on CPU)."""
+    """float32, 2 layers, hidden 64, 8 experts of width 32, head_dim 32 (the smallest that vLLM serves on CPU).
+
+    Vocabulary 43: an engine pads it to 64 rows.
+    """
     values = {
         "vocab_size": 43,
         "hidden_size": 64,

@@ -39,20 +39,21 @@ TOLERANCES: dict[str, Tolerance] = {
     ),
     "parity_logprob_max": Tolerance(
         limit=1e-4,
-        measured=2.9e-6,
-        why="max |log-prob difference| of a float32 vLLM engine and the float32 HF model after surgery: order of additions",
+        measured=2.1e-5,
+        why="max |log-prob difference| of a float32 vLLM engine and the float32 HF model after surgery: additions in "
+        "another order; tokens on a rounding boundary are set apart (fp8, w4a4 and RAC only)",
     ),
     "parity_logprob_share_above": Tolerance(
         limit=0.05,
-        measured=0.035,
-        why="share of all tokens with a difference above 1e-4: one flipped FP4 code in an early token of a random model "
-        "moves that token and its successors (bf16, w4a16: none; w4a4: none; fp8, rac token: single tokens; rac static: "
-        "2 flips in 24 sequences)",
+        measured=0.008,
+        why="share of all tokens with a difference above 1e-4: one flipped code in an early token of a random model "
+        "moves it and its successors (w4a4 0, fp8 .008, rac static .008, rac token .002; with another model rac .032)",
     ),
     "parity_share_on_boundary": Tolerance(
         limit=0.4,
-        measured=0.2,
-        why="share of tokens left out because float32 noise alone flips a code there; keeps that test from emptying itself",
+        measured=0.294,
+        why="share of tokens set apart because float32 noise in the trainer model alone flips a code there (12 draws); "
+        "keeps that test from emptying itself",
     ),
     "experts_loop_relative": Tolerance(
         limit=1e-5,

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ LIMIT_S = 900
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The results folder of `snakemake smoke` with the real stages."""
     folder = tmp_path_factory.mktemp("smoke")
     for name in ("Snakefile", "workflow", "profiles", "configs"):
@@ -84,3 +85,16 @@ def test_mlflow_has_the_runs(smoke: Path) -> None:
     with sqlite3.connect(smoke / "mlflow.db") as store:
         arms = {row[0] for row in store.execute("select value from tags where key = 'quads.arm'")}
     assert {"bf16", "quads"} <= arms
+
+
+@pytest.mark.slow
+@pytest.mark.stack
+def test_again_has_nothing_to_do(smoke: Path) -> None:
+    again = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "smoke"],
+        cwd=smoke.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0 and "Nothing to be done" in again.stdout + again.stderr, again.stdout

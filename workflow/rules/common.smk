@@ -56,7 +56,7 @@ EXPERIMENTS, RUNS = load()
 DATA = {paths.data_dir(e).name: name for name, e in reversed(EXPERIMENTS.items())}
 MODELS = {paths.model_dir(e).name: name for name, e in reversed(EXPERIMENTS.items())}
 STORES = {
-    paths.tracking_marker(e).name: name for name, e in reversed(EXPERIMENTS.items())
+    paths.tracking_marker(e).stem: name for name, e in reversed(EXPERIMENTS.items())
 }
 
 

@@ -7,7 +7,7 @@ it, and its marker, not the database, is the output: Snakemake deletes outputs b
 
 rule track_init:
     output:
-        "results/shared/{store}",
+        "results/shared/{store}.json",
     log:
         "results/logs/shared/{store}.log",
     benchmark:
