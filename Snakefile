@@ -9,7 +9,12 @@ Rules lie in workflow/rules, one file per stage; each calls `python -m quads.<st
 
 from snakemake.utils import min_version
 
+from quads.lifeline import watch_parents
+
 min_version("9.27")
+
+# A SIGKILL of make must end this process too, or it would go on starting jobs for nobody.
+watch_parents()
 
 
 include: "workflow/rules/common.smk"
