@@ -23,6 +23,7 @@ include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/track.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/benchmarks.smk"
 
 
 report: "workflow/report/workflow.rst"

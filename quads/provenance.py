@@ -46,7 +46,9 @@ TRAINING = (
     "quads.layers",
     "quads.trainer",
     "quads.rollout",
-    "quads.rewards",
+    # The grader of the task that is trained on; those of other tasks join when an experiment trains on them.
+    "quads.rewards.registry",
+    "quads.rewards.chain",
 )
 
 

@@ -60,7 +60,7 @@ def act(args: argparse.Namespace) -> dict[str, Any]:
         log.info("%s: nothing is sent to MLflow", said)
         return {"tracking": False, "why": said}
     if args.command == "init":
-        return {"tracking": True, **initialise(tracking, experiment.name, experiment.title)}
+        return {"tracking": True, **initialise(tracking)}
     run = resolve_run(experiment, load_arm(args.arm, configs=configs), args.seed)
     payload = build_payload(experiment, run, args.train, args.eval)
     logged = log_run(tracking, experiment.name, experiment.title, payload)

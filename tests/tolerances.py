@@ -77,4 +77,31 @@ TOLERANCES: dict[str, Tolerance] = {
         measured=0.080,
         why="share of 300 trials without a difference in which a 95 % interval excludes zero, over 6 repeats",
     ),
+    "decoding_coverage": Tolerance(
+        limit=0.055,
+        measured=0.024,
+        why="|share of 300 trials that hold the fixed problems' mean - 0.9| for 2, 4 and 16 samples: three standard "
+        "errors of 300 trials are 0.052",
+    ),
+    "problem_coverage_excess": Tolerance(
+        limit=0.06,
+        measured=0.007,
+        why="how far above 0.9 the coverage of the problem interval may lie: both stages hold decoding noise",
+    ),
+    "sign_flip_size": Tolerance(
+        limit=0.1,
+        measured=0.06,
+        why="share of 200 trials without a difference with p <= 0.05: 0.05 plus three standard errors of 200 trials",
+    ),
+    "decontaminate/minhash_bias": Tolerance(
+        limit=0.008,
+        measured=0.0024,
+        why="|mean error| of 400 MinHash estimates with 128 permutations: unbiased, each of standard error <= 0.044, "
+        "so four standard errors of the mean are 0.009",
+    ),
+    "decontaminate/minhash_rms": Tolerance(
+        limit=0.045,
+        measured=0.042,
+        why="root mean square error of the same estimates: sqrt(J (1 - J) / 128) is 0.044 at its largest, J = 0.5",
+    ),
 }

@@ -2,6 +2,7 @@
 
     pass@1   mean over problems of the mean score over K samples
     pass@k   mean over problems of 1 - C(K - c, k) / C(K, k), c right answers among K (unbiased for k <= K)
+    maj@k    mean over problems of the score of the most frequent answer among k samples, ties shared equally
     interval percentile bootstrap: resample PROBLEMS with replacement, all samples of a problem stay together
     paired   the same on per-problem differences d_P = a_P - b_P (two arms, the same problems)
     nested   resample groups (training seeds), then the values inside each drawn group (steps)
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
+SUBSETS = 1000  # of samples, for maj@k
 _CHUNK = 4_000_000  # indices drawn at once: bounds memory at about 32 MB whatever R and P are
 
 
@@ -78,6 +81,56 @@ def mean_pass_at_k(scores_PK: Any, k: int) -> float:
         raise ValueError("pass@k counts right answers: every score must be 0 or 1")
     samples = scores.shape[1]
     return float(np.mean([pass_at_k(int(c), samples, k) for c in scores.sum(axis=1)]))
+
+
+def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> float:
+    """Score of the most frequent answer of one problem; several such answers share equally.
+
+    None is no answer and does not vote; with nobody voting the score is 0. Answers are equal as text. An answer that
+    was graded differently in two samples counts with its mean score.
+    """
+    by_answer: dict[str, list[float]] = {}
+    for answer, score in zip(answers, scores, strict=True):
+        if answer is not None:
+            by_answer.setdefault(answer, []).append(score)
+    if not by_answer:
+        return 0.0
+    most = max(map(len, by_answer.values()))
+    return float(np.mean([np.mean(s) for s in by_answer.values() if len(s) == most]))
+
+
+def majority_at_k(answers: Sequence[str | None], scores: Sequence[float], k: int, *, seed: int = 0) -> float:
+    """maj@k of one problem: mean of `majority_score` over the subsets of k samples, all of them up to SUBSETS.
+
+    Beyond that over SUBSETS seeded ones. Raises ValueError unless 1 <= k <= samples.
+    """
+    n = len(answers)
+    if not 1 <= k <= n:
+        raise ValueError(f"maj@k needs 1 <= k <= samples, got k={k}, samples={n}; draw more samples")
+    if math.comb(n, k) <= SUBSETS:
+        subsets = list(combinations(range(n), k))
+    else:
+        rng = np.random.default_rng(seed)
+        subsets = [tuple(rng.permutation(n)[:k]) for _ in range(SUBSETS)]
+    return float(np.mean([majority_score([answers[i] for i in s], [scores[i] for i in s]) for s in subsets]))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A result over training seeds. `sd` is None for one seed: the spread is then unknown, not zero."""
+
+    mean: float
+    low: float
+    high: float
+    sd: float | None
+    seeds: int
+
+
+def seed_spread(values: Sequence[float]) -> Spread:
+    """Mean, smallest, largest and standard deviation (n - 1) over training seeds."""
+    array = _values(values, "seed_spread")
+    sd = float(array.std(ddof=1)) if array.size > 1 else None
+    return Spread(float(array.mean()), float(array.min()), float(array.max()), sd, array.size)
 
 
 def _values(values: Any, what: str) -> FloatArray:

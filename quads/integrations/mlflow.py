@@ -102,11 +102,10 @@ def content_hash(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def initialise(tracking: Tracking, experiment: str, title: str) -> dict[str, str]:
-    """Create the store, the MLflow experiment and the parent run of `experiment`; harmless when they exist."""
-    with _store(tracking, create=True) as (client, experiment_id):
-        parent = _parent(client, experiment_id, experiment, title)
-    return {"uri": tracking.uri, "experiment_id": experiment_id, "parent_run_id": parent}
+def initialise(tracking: Tracking) -> dict[str, str]:
+    """Create the store and the MLflow experiment; harmless when they exist. Parent runs appear with their first child."""
+    with _store(tracking, create=True) as (_, experiment_id):
+        return {"uri": tracking.uri, "experiment_id": experiment_id}
 
 
 def log_run(tracking: Tracking, experiment: str, title: str, payload: Payload) -> Logged:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # importing MLflow and its first migration take m
 def tracking(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlflow")
     tracking = Tracking(uri=f"sqlite:///{folder}/mlflow.db", artifacts=str(folder / "artifacts"))
-    store.initialise(tracking, "made_up", "Made-up numbers")
+    store.initialise(tracking)
     return tracking
 
 
@@ -155,7 +155,7 @@ def test_a_dead_server_stops_within_seconds(payload):
 def test_processes_that_initialise_together_all_succeed(tmp_path):
     code = (
         "from quads.config import Tracking; from quads.integrations.mlflow import initialise; "
-        f"print(initialise(Tracking(uri='sqlite:///{tmp_path}/new.db', artifacts='{tmp_path}/a'), 'e', 't'))"
+        f"print(initialise(Tracking(uri='sqlite:///{tmp_path}/new.db', artifacts='{tmp_path}/a')))"
     )
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = [p.communicate(timeout=300)[0].splitlines()[-1] for p in started]

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quads import files
@@ -83,6 +83,7 @@ def test_side_file_names_the_rule_output(tmp_path: Path) -> None:
         read_jsonl(tmp_path / "own.jsonl", target="r/result.json")
 
 
+@settings(deadline=None)  # it writes files: a busy disk is no failure
 @given(st.binary(max_size=40))
 def test_any_truncation_is_noticed(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     """Every proper prefix of a result, with or without noise behind it, is an error or the same object."""

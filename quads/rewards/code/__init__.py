@@ -13,16 +13,16 @@ from quads.rewards.code.grade import (
 from quads.rewards.code.limits import Limits
 from quads.rewards.code.probe import SandboxUnavailableError, open_sandbox
 from quads.rewards.code.sandbox import Sandbox
-from quads.rewards.code.task import Task, Test
+from quads.rewards.code.task import Example, Task
 
 __all__ = [
     "CodeGrader",
     "CodeResult",
+    "Example",
     "Limits",
     "Sandbox",
     "SandboxUnavailableError",
     "Task",
-    "Test",
     "as_ground_truth",
     "default_grader",
     "extract_program",

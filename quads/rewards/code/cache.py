@@ -1,7 +1,7 @@
 """Verdicts that need not be computed again: one SQLite file, shared by threads and processes.
 
-    key = sha256 of: grader version, program, task (kind, tests, function), limits, sandbox level, Python version inside,
-          packages inside with their versions, whether the official emulation ran
+    key = sha256 of: grader version, program, task (kind, tests, function), limits, sandbox level, Python version
+          inside, packages inside with their versions, whether the official emulation ran
 
 Anything that can change a verdict is part of the key, so nothing is ever invalidated by hand. Failures of the grader
 (infra, grader error) are not stored. Differs from a cache keyed by the problem's id: an edited test misses.

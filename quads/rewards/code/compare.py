@@ -60,7 +60,7 @@ def load_json(text: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """A plain value from its encoding. Raises ValueError or RecursionError on what a broken or forging program sends."""
+    """A plain value from its encoding. Raises ValueError or RecursionError on what a forging program sends."""
     if not isinstance(value, list):
         return value
     kind = value[0]

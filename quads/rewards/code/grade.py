@@ -34,7 +34,7 @@ from quads.rewards.code.extract import extract_program
 from quads.rewards.code.limits import Limits
 from quads.rewards.code.probe import open_sandbox
 from quads.rewards.code.sandbox import Job, Outcome, Sandbox
-from quads.rewards.code.task import Task, Test, argument_lines
+from quads.rewards.code.task import Example, Task, argument_lines
 from quads.rewards.types import Grade, Status
 
 log = logging.getLogger(__name__)
@@ -130,9 +130,10 @@ class CodeGrader:
 
     def _key(self, program: str, task: Task, limits: Limits) -> str:
         packages = {p.name: _version(p.name) for p in self.sandbox.python.packages if not p.name.endswith(".libs")}
-        parts = {"program": program, "task": asdict(task), "limits": asdict(limits), "level": self.sandbox.level}
+        parts: dict[str, Any] = {"program": program, "task": asdict(task), "limits": asdict(limits)}
         parts |= {"version": GRADER_VERSION, "official": self.official, "packages": packages}
-        return cache.key(parts | {"python": self.sandbox.report.get("python", "")})
+        parts |= {"level": self.sandbox.level, "python": self.sandbox.report.get("python", "")}
+        return cache.key(parts)
 
     def _run(self, job: Job, limits: Limits, on_result: Any = None) -> Outcome:
         outcome = self.sandbox.run(job, limits, on_result)
@@ -186,7 +187,8 @@ class CodeGrader:
         elif verdict == "error" and job.mode == "official" and not outcome.detail.split(":")[0].isidentifier():
             # A dead process has no result; the official harness then keeps its initial -2, "wrong answer".
             verdict = "fail"
-        detail = "" if verdict == "pass" else f"test {passed}: {outcome.detail or _excerpt(outcome.results.get(passed))}"
+        seen = outcome.detail or _excerpt(outcome.results.get(passed))
+        detail = "" if verdict == "pass" else f"test {passed}: {seen}"
         return replace(base, strict=verdict, passed=passed, detail=detail, cpu=base.cpu + outcome.cpu)
 
 
@@ -228,7 +230,7 @@ def grade_text(text: str, ground_truth: str, finished: bool) -> Grade:
 
 def grade_stdin_program(program: str, tests: Sequence[tuple[str, str]], grader: CodeGrader | None = None) -> Grade:
     """For small tasks: grade program text against (input, expected output) pairs, each in a fresh process."""
-    task = Task("stdin", tuple(Test(given, expected) for given, expected in tests))
+    task = Task("stdin", tuple(Example(given, expected) for given, expected in tests))
     return (grader or default_grader()).grade_program(program, task).grade
 
 

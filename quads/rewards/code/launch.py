@@ -2,8 +2,8 @@
 
     bwrap        bubblewrap: own user/pid/network/ipc/uts/mount namespaces, a file system of only the interpreter and
                  system libraries (read-only), private /proc /dev /tmp, no capabilities, seccomp filter
-    namespaces   `unshare` of util-linux: own network, pid, ipc and uts namespaces, but the machine's files are readable,
-                 and writable where the user may write
+    namespaces   `unshare` of util-linux: own network, pid, ipc and uts namespaces, but the machine's files are
+                 readable, and writable where the user may write
     rlimits      resource limits and another working folder only: network, files and processes of the user are open
 
 Every level starts with an empty environment: bwrap is process 1 inside, so what it inherits can be read there in
@@ -43,7 +43,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-_EXISTING = (Path("/"), Path("/usr"), Path("/usr/lib"), Path("/usr/lib64"))
 _SLOTS = itertools.count()
 _SLOT_LOCK = threading.Lock()
 
@@ -89,6 +88,14 @@ def _mapped_ids() -> int:
         return 0
 
 
+def bwrap() -> str:
+    """Path of bubblewrap. Raises FileNotFoundError."""
+    executable = shutil.which("bwrap")
+    if executable is None:
+        raise FileNotFoundError("bwrap is not on PATH")
+    return executable
+
+
 @cache
 def bwrap_options(executable: str) -> frozenset[str]:
     """Optional flags that this bubblewrap knows (old ones lack some)."""
@@ -98,10 +105,7 @@ def bwrap_options(executable: str) -> frozenset[str]:
 
 def bwrap_arguments(python: Python, limits: Limits, uid: int | None, seccomp: int | None) -> list[str]:
     """Arguments of bwrap before the command. `uid` is set if root starts it. Raises FileNotFoundError without bwrap."""
-    executable = shutil.which("bwrap")
-    if executable is None:
-        raise FileNotFoundError("bwrap is not on PATH")
-    known = bwrap_options(executable)
+    known = bwrap_options(bwrap())
     spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if uid is None:
         spaces += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
@@ -122,30 +126,30 @@ def bwrap_arguments(python: Python, limits: Limits, uid: int | None, seccomp: in
 
 
 def _file_system(python: Python) -> list[str]:
-    arguments = ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    """Read-only mounts of the interpreter, system libraries and single packages."""
+    links: list[str] = []
+    mounts = [(Path("/etc/ld.so.cache"), "/etc/ld.so.cache")]
     for name in ("lib", "lib32", "lib64", "libx32"):
-        path = Path("/") / name
+        path, below_usr = Path("/") / name, Path("/usr") / name
         if path.is_symlink():
-            arguments += ["--symlink", os.readlink(path), str(path)]
+            links += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
-            arguments += ["--ro-bind", str(path), str(path)]
-        if (Path("/usr") / name).is_dir():
-            arguments += ["--ro-bind", f"/usr/{name}", f"/usr/{name}"]
+            mounts.append((path, str(path)))
+        if below_usr.is_dir():
+            mounts.append((below_usr, str(below_usr)))
+    own = [python.executable, python.prefix]
     if str(python.prefix) in ("/usr", "/usr/local"):
-        folders = [python.executable, *(p for p in (python.prefix / "lib", python.prefix / "lib64") if p.is_dir())]
-    else:
-        folders = [python.prefix]
-        if not python.executable.is_relative_to(python.prefix):
-            folders.append(python.executable)
-    for folder in folders:
-        # Explicitly, because bwrap gives parents that it makes itself the mode of the host, 0700 for a home.
-        for parent in reversed(folder.parents):
-            arguments += [] if parent in _EXISTING else ["--dir", str(parent)]
-        arguments += ["--ro-bind", str(folder), str(folder)]
-    arguments += ["--dir", PACKAGES_INSIDE]
-    for package in python.packages:
-        arguments += ["--ro-bind", str(package), f"{PACKAGES_INSIDE}/{package.name}"]
-    return arguments
+        own = [python.executable, python.prefix / "lib", python.prefix / "lib64"]
+    if python.executable.is_relative_to(python.prefix) and python.prefix in own:
+        own.remove(python.executable)
+    known = [Path(inside) for _, inside in mounts]
+    mounts += [(p, str(p)) for p in own if p.exists() and not any(p.is_relative_to(k) for k in known)]
+    mounts += [(p, f"{PACKAGES_INSIDE}/{p.name}") for p in python.packages]
+    # Folders explicitly, because bwrap creates missing parents with mode 0700, which shuts an unprivileged user out.
+    parents = {str(parent): None for _, inside in mounts for parent in reversed(Path(inside).parents[:-1])}
+    arguments = [word for parent in parents for word in ("--dir", parent)]
+    arguments += [word for source, inside in mounts for word in ("--ro-bind-try", str(source), inside)]
+    return arguments + links
 
 
 def weak_command(level: Level, python: Python) -> list[str]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quads.rewards.code import launch
+from quads.rewards.code import clock, launch
 from quads.rewards.code.limits import Limits
 from quads.rewards.code.sandbox import Job, Outcome, Sandbox
 
@@ -37,7 +37,7 @@ INSTALL = (
     "QUADS_WEAK_SANDBOX=namespaces (or rlimits); its name is then part of every result."
 )
 
-ATTEMPTS = '''
+ATTEMPTS = """
 import ctypes, glob, json, os, socket, sys
 def tried(action):
     try:
@@ -74,7 +74,7 @@ report = {{
     "network": tried(connect),
     "environment": sorted(names),
     "processes_seen": len(glob.glob("/proc/[0-9]*")),
-    "real_root": [int(n) for n in status("Uid").split()] == [0] and {root},
+    "real_root": os.getuid() == 0 and {root},
     "capabilities": status("CapEff"),
     "no_new_privileges": status("NoNewPrivs"),
     "seccomp": status("Seccomp"),
@@ -86,19 +86,25 @@ report = {{
 # Ends the children, which hold the read end of this pipe.
 os.write(release, b"x" * report["forks"])
 print(json.dumps(report))
-'''
+"""
 
 
 class SandboxUnavailableError(RuntimeError):
     """No level that was asked for works here; the message lists what was tried and what to install."""
 
 
-def open_sandbox(weakest: launch.Level = "bwrap", packages: Sequence[str] = PACKAGES) -> Sandbox:
-    """The strongest working level not weaker than `weakest`. Raises SandboxUnavailableError, ValueError."""
+def open_sandbox(
+    weakest: launch.Level = "bwrap", packages: Sequence[str] = PACKAGES, python: launch.Python | None = None
+) -> Sandbox:
+    """The strongest working level not weaker than `weakest`. Raises SandboxUnavailableError, ValueError.
+
+    `packages` of this environment are importable inside, where installed; `python` replaces the base interpreter of
+    this process (then `packages` is not looked at).
+    """
     if weakest not in launch.LEVELS:
         raise ValueError(f"level {weakest!r}: expected one of {', '.join(launch.LEVELS)}")
-    python = launch.Python.of_this_process(packages)
-    failures = []
+    python = python or launch.Python.of_this_process(packages)
+    failures: list[str] = []
     for level in launch.LEVELS[: launch.LEVELS.index(weakest) + 1]:
         box = Sandbox(level, python)
         problems = check(box)
@@ -148,7 +154,7 @@ def _report(outcome: Outcome) -> dict[str, Any] | None:
 
 def _broken_promises(box: Sandbox) -> list[str]:
     report = box.report
-    foreign = set(report["environment"]) - {*launch.ENVIRONMENT, "HOME", "TMPDIR", "PWD", "LC_CTYPE"}
+    foreign = set(report["environment"]) - {*launch.ENVIRONMENT, "HOME", "TMPDIR", "PWD", "LC_CTYPE", clock.MARK}
     promises = {
         "rlimits": {
             "limits memory": not report["memory"],

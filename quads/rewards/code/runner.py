@@ -1,13 +1,14 @@
 """What runs inside the sandbox: limits itself, then runs one untrusted program. Standard library only, one file.
 
-Started as `python -c "exec(<this text from a descriptor>)" JOB_FD CONTROL_FD`; it is read, not imported, inside. The job
-holds the program, its limits and, for functional tasks and the official emulation, the inputs. It never holds an
+Started as `python -c "exec(<this text from a descriptor>)" JOB_FD CONTROL_FD`; it is read, not imported, inside. The
+job holds the program, its limits and, for functional tasks and the official emulation, the inputs. It never holds an
 expected output. Messages to the control pipe, one JSON list a line (a program may forge them: only its own verdict
 depends on them, and only downwards, because the expected outputs are elsewhere):
 
     ["start", cpu seconds so far]   limits are on, the program's code starts now
     ["test", i]   ["result", i, encoded]   test i begins; its result (functional: quads.rewards.code.compare's encoding,
                                            official: the text printed)
+    ["cpu", seconds]   CPU time at the end of the program text
     ["end", "error" | "memory" | "timeout", text]   why it stopped early
 
 Modes:
@@ -20,7 +21,9 @@ Source of the official procedure: lcb_runner/evaluation/testing_util.py at 28fef
 """
 
 import ast
+import contextlib
 import ctypes
+import importlib
 import io
 import json
 import os
@@ -29,8 +32,10 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 STAR = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
@@ -38,7 +43,9 @@ STAR = (
 ).split()
 PLAIN = [name for name in STAR if name not in ("builtins", "typing")]
 PRELUDE = "\n".join(
-    [f"from {name} import *" for name in STAR] + [f"import {name}" for name in PLAIN] + ["sys.setrecursionlimit(50000)\n"]
+    [f"from {name} import *" for name in STAR]
+    + [f"import {name}" for name in PLAIN]
+    + ["sys.setrecursionlimit(50000)\n"]
 )
 # Names that the official guard sets to None before it runs a program.
 OFFICIAL_GUARD = {
@@ -56,10 +63,10 @@ PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 class Control:
     """The pipe to the grading process, with every name it needs bound before a program can replace it."""
 
-    def __init__(self, descriptor):
+    def __init__(self, descriptor: int) -> None:
         encode, write = json.JSONEncoder(check_circular=False).encode, os.write
 
-        def send(*message):
+        def send(*message: object) -> None:
             data = (encode(list(message)) + "\n").encode("utf-8", "surrogatepass")
             while data:
                 data = data[write(descriptor, data) :]
@@ -67,7 +74,7 @@ class Control:
         self.send = send
 
 
-def drop_privileges(uid):
+def drop_privileges(uid: int) -> None:
     """Become `uid` for good. Only in a sandbox that root built, where the kernel ignores RLIMIT_NPROC for root."""
     for folder in ("/tmp", "/dev/shm"):
         os.chmod(folder, 0o1777)
@@ -78,9 +85,11 @@ def drop_privileges(uid):
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def set_limits(limits):
+def set_limits(limits: dict[str, Any]) -> None:
     """Hard limits, which nothing inside can raise again."""
-    mb, cpu = 1 << 20, int(limits["cpu_seconds"]) + 1
+    mb = 1 << 20
+    # A second measure next to the parent's clock: whole seconds, start-up included, hence never below the limit.
+    cpu = int(limits["cpu_seconds"] + time.process_time()) + 1
     if limits.get("count_processes"):
         limits["processes"] += own_processes()
     for kind, value in (
@@ -93,11 +102,12 @@ def set_limits(limits):
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard - (kind == resource.RLIMIT_CPU))
+        # SIGXCPU first, which says why; SIGKILL a second later.
+        resource.setrlimit(kind, (value, value + 1 if kind == resource.RLIMIT_CPU else value))
 
 
-def own_processes():
+def own_processes() -> int:
     """Threads of this user, for a level without a user namespace: the kernel counts them all."""
     count = 0
     for name in os.listdir("/proc"):
@@ -109,7 +119,7 @@ def own_processes():
     return count
 
 
-def encode(value):
+def encode(value: Any) -> Any:
     """The encoding of quads.rewards.code.compare. Subclasses count as their plain base, so no method of theirs runs."""
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -134,7 +144,7 @@ def encode(value):
     return ["x", kind.__name__]
 
 
-def report(control, error):
+def report(control: Control, error: BaseException) -> None:
     """Say why a program stopped. Its exception may run its own code, which may fail again."""
     kind = "memory" if isinstance(error, MemoryError) else "timeout" if isinstance(error, TimeUpError) else "error"
     try:
@@ -144,27 +154,30 @@ def report(control, error):
     control.send("end", kind, text)
 
 
-def start(control):
+def start(control: Control) -> None:
     control.send("start", time.process_time())
 
 
-def run_stdin(job, control):
+def run_stdin(job: dict[str, Any], control: Control) -> None:
     """The program as __main__; the interpreter then ends as always, waiting for its threads."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"], sys.argv = main, ["solution.py"]
     exec(PRELUDE, main.__dict__)
     start(control)
+    used = time.process_time
     try:
         exec(compile(job["program"], "solution.py", "exec", dont_inherit=True), main.__dict__)
     except SystemExit:
-        return
+        pass
     except BaseException as error:
         report(control, error)
-        # __stderr__ and not the hook, which the program may have replaced.
         sys.exit(1)
+    # A program may close every descriptor when it is done.
+    with contextlib.suppress(OSError):
+        control.send("cpu", used())
 
 
-def run_functional(job, control):
+def run_functional(job: dict[str, Any], control: Control) -> None:
     """Call the method once per test. Inputs are decoded first: json belongs to the program afterwards."""
     arguments = [[json.loads(line) for line in lines] for lines in job["inputs"]]
     module = types.ModuleType("solution")
@@ -192,38 +205,38 @@ class TimeUpError(Exception):
 class OfficialBuffer:
     """`sys.stdin.buffer` of the official runner: everything, or line 1 again and again."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         self.data = text.encode()
 
-    def read(self, *_):
+    def read(self, *_: object) -> bytes:
         return self.data
 
-    def readline(self, *_):
+    def readline(self, *_: object) -> bytes:
         return self.data.split(b"\n")[0] + b"\n"
 
 
 class OfficialStdin:
     """`sys.stdin` of the official runner. Not iterable: special methods are not looked up through __getattr__."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         self._text, self._io, self.buffer = text, io.StringIO(text), OfficialBuffer(text)
 
-    def read(self, *_):
+    def read(self, *_: object) -> str:
         return self._text
 
-    def readlines(self, *_):
+    def readlines(self, *_: object) -> list[str]:
         return self._text.split("\n")
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._io, name)
 
 
-def official_source(program):
+def official_source(program: str) -> str:
     """The official transformation: guard stripped, imports in front, the rest inside one function."""
     try:
         last = ast.parse(program).body[-1]
         if isinstance(last, ast.If) and ast.unparse(last.test).strip() == "__name__ == '__main__'":
-            program = ast.unparse(ast.parse(program).body[:-1]) + "\n" + ast.unparse(last.body)
+            program = _text(ast.parse(program).body[:-1]) + "\n" + _text(last.body)
     except Exception:
         pass
     try:
@@ -232,31 +245,40 @@ def official_source(program):
         rest = [node for node in body if not isinstance(node, (ast.Import, ast.ImportFrom))]
         empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
         wrapped = ast.FunctionDef(name="wrapped_function", args=empty, body=rest, decorator_list=[], lineno=-1)
-        return "\n".join([PRELUDE, ast.unparse(imports), ast.unparse(wrapped)])
+        return "\n".join([PRELUDE, _text(imports), ast.unparse(wrapped)])
     except Exception:
         return program
 
 
-def official_guard():
+def _text(nodes: Sequence[ast.stmt]) -> str:
+    return "\n".join(ast.unparse(node) for node in nodes)
+
+
+def official_guard(program: str) -> None:
+    """Disarm modules as the official runner does; it has numpy loaded by then."""
+    if "numpy" in program:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("numpy")
     for module, names in OFFICIAL_GUARD.items():
         for name in names:
-            setattr(__import__(module), name, None)
+            setattr(importlib.import_module(module), name, None)
     for name in ("ipdb", "joblib", "resource", "psutil", "tkinter"):
-        sys.modules[name] = None
+        sys.modules[name] = None  # type: ignore[assignment]
 
 
-def time_up(*_):
+def time_up(*_: object) -> None:
     raise TimeUpError("CPU time of this test is used up")
 
 
-def run_official(job, control):
+def run_official(job: dict[str, Any], control: Control) -> None:
     """All tests in one process, as the official runner does; printed text goes back test by test."""
     source, real_stdin, real_stdout = official_source(job["program"]), sys.stdin, sys.stdout
-    set_timer, lines = signal.setitimer, None
+    set_timer = signal.setitimer
+    lines: Iterator[str] = iter(())
     signal.signal(signal.SIGPROF, time_up)
-    official_guard()
+    official_guard(source)
     # `from sys import stdin` is hoisted and gets the real object, whose methods the official runner replaces per test.
-    real_stdin.readline = lambda *_: next(lines)
+    real_stdin.__dict__["readline"] = lambda *_: next(lines)
     start(control)
     try:
         module = types.ModuleType("tmp_sol")
@@ -267,11 +289,13 @@ def run_official(job, control):
         for i, text in enumerate(job["inputs"]):
             control.send("test", i)
             lines = iter(text.split("\n"))
-            real_stdin.read = lambda *_, text=text: text
-            real_stdin.readlines = lambda *_, text=text: text.split("\n")
-            sys.stdin, sys.stdout = OfficialStdin(text), io.StringIO()
+            real_stdin.__dict__["read"] = lambda *_, text=text: text
+            real_stdin.__dict__["readlines"] = lambda *_, text=text: text.split("\n")
+            printed: Any = io.StringIO()
             # Closing it would lose the text.
-            printed, sys.stdout.close = sys.stdout, lambda: None
+            printed.close = lambda: None
+            given: Any = OfficialStdin(text)
+            sys.stdin, sys.stdout = given, printed
             set_timer(signal.ITIMER_PROF, job["seconds"])
             try:
                 method()
@@ -286,7 +310,7 @@ def run_official(job, control):
     os_exit(0)
 
 
-def main():
+def main() -> None:
     job_fd, control_fd = int(sys.argv[1]), int(sys.argv[2])
     with open(job_fd, encoding="utf-8") as file:
         job = json.load(file)
@@ -299,8 +323,10 @@ def main():
     sys.path[0] = job["folder"]
     sys.path += job["packages"]
     set_limits(job["limits"])
-    {"stdin": run_stdin, "functional": run_functional, "official": run_official}[job["mode"]](job, control)
+    modes = {"stdin": run_stdin, "functional": run_functional, "official": run_official}
+    modes[job["mode"]](job, control)
 
 
 ENCODE_JSON, os_exit = json.JSONEncoder(check_circular=False).encode, os._exit
-main()
+if __name__ == "__main__":
+    main()

@@ -9,10 +9,10 @@
                             machine does not change a verdict. If a program could not get the CPU for too long, that is
                             "infra", not "timeout"
 
-Outcome.kind: ok | error | timeout | memory | output | stopped | infra. "infra" before the runner's "start" message means
-that the sandbox failed; after it only starvation, or a death by the machine's out-of-memory killer, gives "infra", so a
-program cannot choose to be masked. Differs from subprocess.run(timeout=...): see above, and the whole tree is gone when
-`run` returns.
+Outcome.kind: ok | error | timeout | memory | output | stopped | infra. "infra" before the runner's "start" message
+means that the sandbox failed; after it only starvation, or a death by the machine's out-of-memory killer, gives
+"infra", so a program cannot choose to be masked. Differs from subprocess.run(timeout=...): see above, and the whole
+tree is gone when `run` returns.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -43,6 +44,7 @@ TICK = 0.05
 SLACK = 1.0
 START_LIMIT = 120.0
 STDERR_TAIL = 4096
+PIPE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What happened. `results[i]`: text of test i (functional, official); `output`: standard output (stdin)."""
+    """What happened. `results[i]`: text of test i (functional, official); `output`: standard output (stdin);
+    `pids`: processes seen, as numbered outside; none of them is left.
+    """
 
     kind: Kind
     detail: str = ""
@@ -66,10 +70,11 @@ class Outcome:
     cpu: float = 0.0
     wall: float = 0.0
     stderr: str = ""
+    pids: frozenset[int] = frozenset()
 
 
 class Sandbox:
-    """A level of isolation with its interpreter. Use `quads.rewards.code.probe.open_sandbox`, which proves the level."""
+    """A level of isolation with its interpreter. Use `open_sandbox`, which proves the level."""
 
     def __init__(self, level: launch.Level, python: launch.Python) -> None:
         self.level, self.python = level, python
@@ -101,9 +106,12 @@ class _Run:
     ) -> None:
         self.box, self.job, self.limits, self.on_result, self.stack = box, job, limits, on_result, stack
         self.uid = launch.unprivileged_uid()
-        self.messages, self.received, self.buffer = {}, 0, b""  # type: dict[int, str], int, bytes
-        self.started, self.end, self.test = False, None, -1  # type: bool, tuple[Kind, str] | None, int
-        self.oom_kills = _oom_kills()
+        self.messages: dict[int, str] = {}
+        self.pieces: list[bytes] = []
+        self.end: tuple[Kind, str] | None = None
+        self.claim: tuple[Kind, str] | None = None
+        self.received, self.started, self.test, self.marked = 0, False, -1, 0.0
+        self.oom_kills, self.token = _oom_kills(), secrets.token_hex(8)
 
     # Descriptors and command.
 
@@ -133,7 +141,7 @@ class _Run:
             "folder": folder,
             "packages": [launch.PACKAGES_INSIDE if bwrap else f"{folder}/packages"],
             "limits": {
-                "cpu_seconds": (limits.seconds + SLACK) * max(1, len(self.job.inputs)) + 2,
+                "cpu_seconds": limits.seconds * (1 if self.job.mode == "stdin" else len(self.job.inputs) + 1),
                 "memory_mb": limits.memory_mb,
                 "scratch_mb": limits.scratch_mb,
                 "processes": limits.processes,
@@ -149,6 +157,8 @@ class _Run:
         self.control, control_in = os.pipe2(os.O_CLOEXEC)
         self.stack.callback(os.close, self.control)
         os.set_blocking(self.control, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.control, fcntl.F_SETPIPE_SZ, PIPE)
         inner = ["-s", "-c", f"exec(compile(open({source}).read(),'runner','exec'))", str(job_file), str(control_in)]
         passed, command, environment = self.command(inner, folder)
         try:
@@ -171,14 +181,14 @@ class _Run:
     def command(self, inner: list[str], folder: str) -> tuple[list[int], list[str], dict[str, str]]:
         python = self.box.python
         if self.box.level != "bwrap":
-            environment = {**launch.ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
+            environment = {**launch.ENVIRONMENT, "HOME": folder, "TMPDIR": folder, clock.MARK: self.token}
             return [], [*launch.weak_command(self.box.level, python), *inner], environment
         filter_file = None if self.box._filter is None else self.memory("seccomp", self.box._filter)
         arguments = launch.bwrap_arguments(python, self.limits, self.uid, filter_file)
         listing = self.memory("arguments", b"".join(a.encode() + b"\0" for a in arguments))
         passed = [listing] if filter_file is None else [listing, filter_file]
         # The command itself stays outside: old versions of bwrap do not take it from the descriptor.
-        return passed, ["bwrap", "--args", str(listing), str(python.executable), *inner], {}
+        return passed, [launch.bwrap(), "--args", str(listing), str(python.executable), *inner], {}
 
     def private_folder(self) -> str:
         folder = Path(tempfile.mkdtemp(prefix="quads-program-"))
@@ -199,8 +209,7 @@ class _Run:
         try:
             self.follow()
         finally:
-            usage = self.finish()
-        self.watch.final(usage)
+            self.finish()
         kind, detail = self.judge()
         size = self.limits.output_mb << 20
         return Outcome(
@@ -210,6 +219,7 @@ class _Run:
             results=self.messages,
             cpu=self.watch.cpu,
             stderr=_tail(self.stderr),
+            pids=frozenset(self.watch.seen),
         )
 
     def follow(self) -> None:
@@ -238,7 +248,13 @@ class _Run:
                     deadline = now + START_LIMIT
 
     def check(self, sample: clock.Sample, now: float) -> None:
+        """End the run if a limit is broken."""
         limits = self.limits
+        if max(self.watch.cpu, self.watch.own) > limits.seconds:
+            # This process may have slept since the pipe was read last: the time can belong to the next test.
+            self.read_control()
+        if self.end is not None:
+            return
         wide = 1.0 if clock.HAS_SCHEDSTAT else 10.0
         if self.watch.cpu > limits.seconds:
             self.end = ("timeout", f"more than {limits.seconds:g} CPU seconds")
@@ -264,8 +280,11 @@ class _Run:
             if self.received > (self.limits.output_mb + 1) << 20:
                 self.end = ("output", f"more than {self.limits.output_mb} MiB of results")
                 return False
-            *lines, self.buffer = (self.buffer + data).split(b"\n")
-            for line in lines:
+            # Pieces of an unfinished line are kept apart: joining them each time would be quadratic.
+            first, *rest = data.split(b"\n")
+            self.pieces.append(first)
+            for piece in rest:
+                line, self.pieces = b"".join(self.pieces), [piece]
                 self.message(line)
 
     def message(self, line: bytes) -> None:
@@ -283,12 +302,12 @@ class _Run:
                 self.messages[self.test] = str(values[1])
                 if self.on_result is not None and not self.on_result(self.test, self.messages[self.test]):
                     self.end = self.end or ("stopped", "")
+            elif name == "cpu":
+                self.watch.reported(float(values[0]))
             elif name == "end" and values[0] in ("error", "memory", "timeout"):
                 self.claim = (values[0], str(values[1])[:500])
         except (ValueError, TypeError, IndexError, RecursionError):
             return
-
-    claim: tuple[Kind, str] | None = None
 
     def mark(self, cpu: float | None) -> None:
         self.marked = time.monotonic()
@@ -296,8 +315,8 @@ class _Run:
 
     # The end.
 
-    def finish(self) -> float:
-        """Kill what is left of the tree, wait for all of it, return its CPU seconds."""
+    def finish(self) -> None:
+        """Kill what is left of the tree and wait for all of it."""
         inside = None
         if self.first_process > 0 and self.box.level != "rlimits":
             with contextlib.suppress(OSError):
@@ -309,17 +328,17 @@ class _Run:
         with contextlib.suppress(OSError):
             if self.end is not None or not self.started:
                 os.killpg(self.process.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(self.process.pid, 0)
-        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.process.wait()
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        if self.box.level == "rlimits":
+            clock.kill_marked(self.token)
         if inside is not None:
             # Process 1 of the namespace is gone only after all the others in it.
             wait = select.poll()
             wait.register(inside, select.POLLIN)
             wait.poll(5000)
             os.close(inside)
-        return usage.ru_utime + usage.ru_stime
 
     def judge(self) -> tuple[Kind, str]:
         code, stderr = self.process.returncode, _tail(self.stderr)

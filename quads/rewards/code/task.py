@@ -7,7 +7,7 @@
 Formats read by `Task.parse` (JSON text or the decoded object):
     {"mode": "stdin" | "functional", "tests": [{"input", "output"}...], "fn_name"}   case files, ground_truth columns
     [{"input", "output", "testtype"}...]                                             LiveCodeBench's test lists
-    {"inputs": [...], "outputs": [...], "fn_name"}                                   LCB runner, PRIME and TACO style sets
+    {"inputs": [...], "outputs": [...], "fn_name"}                                   LCB runner, PRIME, TACO
 
 A task without tests is refused: "all of none passed" would be right for every program (a public bug of graders that
 take np.all of an empty list). No torch.
@@ -26,7 +26,7 @@ Kind = Literal["stdin", "functional"]
 
 
 @dataclass(frozen=True)
-class Test:
+class Example:
     """One test: the text given, the text expected."""
 
     input: str
@@ -38,7 +38,7 @@ class Task:
     """Tests of one problem. Raises ValueError on an empty or contradictory one."""
 
     kind: Kind
-    tests: tuple[Test, ...]
+    tests: tuple[Example, ...]
     function: str | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Task:
         data: Any = json.loads(source) if isinstance(source, str) else source
         if isinstance(data, Mapping):
             function = data.get("fn_name") or data.get("func_name") or function
-            kind = data.get("mode") or ("functional" if function else "stdin")
+            kind: Kind = data.get("mode") or ("functional" if function else "stdin")
             if "tests" in data:
                 rows = data["tests"]
             elif "inputs" in data and "outputs" in data:
@@ -69,15 +69,15 @@ class Task:
             else:
                 raise ValueError(f"tests with fields {sorted(data)}: expected 'tests', or 'inputs' and 'outputs'")
         else:
-            rows, kind = data, ("functional" if function else "stdin")
+            rows, kind = data, "functional" if function else "stdin"
         kinds = {row["testtype"] for row in rows if "testtype" in row}
         if kinds - {kind}:
             raise ValueError(f"tests of type {sorted(kinds)} in a {kind} task (method name: {function!r})")
-        tests = tuple(Test(_text(row["input"]), _text(row["output"])) for row in rows)
+        tests = tuple(Example(_text(row["input"]), _text(row["output"])) for row in rows)
         return cls(kind, tests, function if kind == "functional" else None)
 
     def bounded(self, count: int) -> Task:
-        """At most `count` tests, for training rewards: the first two (public in LiveCodeBench), then the longest inputs."""
+        """At most `count` tests, for training rewards: the first two (public ones come first), then the longest."""
         if count < 1:
             raise ValueError(f"count={count}: expected at least one test")
         if len(self.tests) <= count:

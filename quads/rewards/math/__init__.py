@@ -1,4 +1,4 @@
-"""Mathematical answers: extraction, exact comparison and a killable symbolic worker (no torch, no sympy in this process)."""
+"""Mathematical answers: extraction, exact comparison, killable symbolic worker (no torch, no sympy in this process)."""
 
 from quads.rewards.math.grade import ANSWER_TYPES, AnswerType, grade, grade_aime, validate_gold
 

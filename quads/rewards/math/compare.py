@@ -1,4 +1,5 @@
-r"""Whether two parsed answers are the same: exactly where arithmetic suffices, through `ask` where symbols are needed.
+r"""Whether two parsed answers are the same: exactly where arithmetic suffices, through `ask` where symbols are
+needed.
 
     list      same values with the same counts, in any order (a set or brackets around them change nothing)
     set       same values, counts do not matter; a pair in round brackets is no set
@@ -9,9 +10,9 @@ r"""Whether two parsed answers are the same: exactly where arithmetic suffices, 
     number    equal Fractions. A plain decimal is exactly that decimal: 0.1736 is not 1/576 to any number of digits
     else      the symbolic worker: ask("expression" | "equation", gold, answer) -> bool
 
-Ratios compare as proportions (6:8 is 3:4) unless they look like clock times; numbers with a base (1011_2) need the same
-base, except that a decimal ground truth accepts any. Contract: `same` raises Refused (the answer broke a guard or has no
-value: it is wrong) or GoldProblem (the ground truth did: nobody can be right). No torch, no sympy.
+Ratios compare as proportions (6:8 is 3:4) unless they look like clock times; numbers with a base (1011_2) need the
+same base, except that a decimal ground truth accepts any. Contract: `same` raises RefusedError (the answer broke a
+guard or has no value: it is wrong) or GoldError (the ground truth did: nobody can be right). No torch, no sympy.
 """
 
 from __future__ import annotations
@@ -27,17 +28,16 @@ from quads.rewards.math.structure import NAME, Equation, Interval, Items, Leaf, 
 Operation = Literal["expression", "equation"]
 Ask = Callable[[Operation, str, str], bool]
 
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)")
 _BASE = re.compile(r"\(?([0-9][0-9A-Z]*)\)?_\{?(?:\\text\{)?([0-9]{1,2}|two|eight|ten|sixteen)\}*")
 _BASES = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
 _BRACKETS = re.compile(r"\((.*)\)")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The answer cannot be compared, by its own fault: it is wrong."""
 
 
-class GoldProblem(Exception):
+class GoldError(Exception):
     """The ground truth cannot be compared: a failure of the data, not of the answer."""
 
 
@@ -49,7 +49,7 @@ class Comparison:
         self.literal = literal
 
     def same(self, gold: Node, answer: Node) -> bool:
-        """Whether `answer` is `gold`. Raises Refused, GoldProblem, and what `ask` raises."""
+        """Whether `answer` is `gold`. Raises RefusedError, GoldError, and what `ask` raises."""
         if isinstance(answer, Items) and len(answer.items) == 1 and answer.kind != "tuple":
             if not (isinstance(gold, Items) and gold.kind != "tuple"):
                 return self.same(gold, answer.items[0])
@@ -80,7 +80,7 @@ class Comparison:
         if self.literal and g and g == a:
             return True
         if not a.isascii():
-            raise Refused("characters outside ASCII")
+            raise RefusedError("characters outside ASCII")
         if ":" in g or ":" in a:
             return self._same_ratio(gold, answer)
         if (based := _same_base(g, a)) is not None:
@@ -88,18 +88,16 @@ class Comparison:
         return self._same_number(gold, answer)
 
     def _same_number(self, gold: str, answer: str) -> bool:
-        expected, value = _exact(gold, GoldProblem), _exact(answer, Refused)
+        expected, value = _exact(gold, GoldError), _exact(answer, RefusedError)
         if expected is not None and value is not None:
             return expected == value
-        if _DECIMAL.fullmatch(_squeeze(answer)) and not re.search(r"[A-Za-z.]", gold.replace("\\sqrt", "").replace("\\frac", "")):
-            return False
         return self._ask("expression", gold, answer)
 
     def _ask(self, operation: Operation, gold: str, answer: str) -> bool:
         if reason := guard.problem(gold, gold):
-            raise GoldProblem(reason)
+            raise GoldError(reason)
         if reason := guard.problem(answer, gold):
-            raise Refused(reason)
+            raise RefusedError(reason)
         return self.ask(operation, gold, answer)
 
     def _collection(self, gold: Items, answer: Node) -> bool:
@@ -145,7 +143,8 @@ class Comparison:
         return len(given) == len(gold.items) and all(map(self.same, gold.items, given))
 
     def _same_interval(self, gold: Interval, answer: Interval) -> bool:
-        if gold.brackets != answer.brackets or (gold.name and answer.name and _squeeze(gold.name) != _squeeze(answer.name)):
+        names = {_squeeze(name) for name in (gold.name, answer.name) if name}
+        if gold.brackets != answer.brackets or len(names) > 1:
             return False
         return self.same_text(gold.low, answer.low) and self.same_text(gold.high, answer.high)
 
@@ -190,7 +189,8 @@ def same_words(gold: Node, answer: Node) -> bool:
 
 
 def _squeeze(text: str) -> str:
-    text = re.sub(r"\s+(?![A-Za-z])|(?<![A-Za-z])\s+", "", text.strip())
+    """Without spaces that mean nothing: words and numbers side by side keep theirs ("20 4" is not 204)."""
+    text = re.sub(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])", "", text.strip())
     while (match := _BRACKETS.fullmatch(text)) and not re.search(r"[()]", match.group(1)):
         text = match.group(1)
     return text
@@ -199,9 +199,9 @@ def _squeeze(text: str) -> str:
 def _exact(text: str, problem: type[Exception]) -> Fraction | None:
     try:
         return exact.evaluate(text)
-    except exact.NotRational:
+    except exact.NotRationalError:
         return None
-    except (exact.Undefined, exact.TooLarge) as error:
+    except (exact.UndefinedError, exact.TooLargeError) as error:
         raise problem(str(error)) from None
 
 
@@ -211,10 +211,10 @@ def _same_base(gold: str, answer: str) -> bool | None:
     if g is None and a is None:
         return None
     if g is None:
-        value = _exact(gold, GoldProblem)
+        value = _exact(gold, GoldError)
         return None if value is None else value == a[0] if a else False
     if a is None:
-        return g[1] == 10 and _exact(answer, Refused) == g[0]
+        return g[1] == 10 and _exact(answer, RefusedError) == g[0]
     return g == a
 
 
@@ -253,4 +253,8 @@ def _by_name(items: Sequence[Node]) -> Sequence[Node]:
     names = [_squeeze(item.sides[0]) for item in items if isinstance(item, Equation)]
     if len(names) != len(items) or len(set(names)) != len(names):
         return items
-    return [item.right for _, item in sorted(zip(names, items, strict=True), key=lambda p: p[0]) if isinstance(item, Equation)]
+    return [
+        item.right
+        for _, item in sorted(zip(names, items, strict=True), key=lambda p: p[0])
+        if isinstance(item, Equation)
+    ]

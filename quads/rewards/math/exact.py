@@ -10,9 +10,9 @@ r"""Exact rational value of a numeric LaTeX expression: fractions.Fraction, boun
     percent  25\% is 1/4
     roots    only where they are rational: \sqrt{49}, 8^{1/3}
 
-Raises NotRational for everything else (symbols, \pi, \sqrt{2}, syntax it does not know): the caller then asks the
-symbolic worker; Undefined for 0/0 and its kind, which equal nothing; TooLarge before a number passes 2^18 bits, a
-factorial 3000 or a nesting 64 levels. Differs from sympify, which evaluates 9^{9^9} eagerly. No torch.
+Raises NotRationalError for everything else (symbols, \pi, \sqrt{2}, syntax it does not know): the caller then asks
+the symbolic worker; UndefinedError for 0/0 and its kind, which equal nothing; TooLargeError before a number passes
+2^18 bits, a factorial 3000 or a nesting 64 levels. Differs from sympify, which evaluates 9^{9^9} eagerly. No torch.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _TIMES = {"\\cdot", "\\times", "*", "\\ast"}
 _OVER = {"/", "\\div"}
 
 
-class NotRational(Exception):
+class NotRationalError(Exception):
     """Not a rational number in the known syntax; it may still have a value."""
 
 
-class Undefined(Exception):
+class UndefinedError(Exception):
     """Division by zero: has no value."""
 
 
-class TooLarge(Exception):
+class TooLargeError(Exception):
     """Evaluating would take unbounded time or memory."""
 
 
 def evaluate(text: str) -> Fraction:
-    """The value of `text`. Raises NotRational, Undefined or TooLarge."""
+    """The value of `text`. Raises NotRationalError, UndefinedError or TooLargeError."""
     parser = _Parser(_tokens(text))
     try:
         value = parser.sum()
     except RecursionError:
-        raise TooLarge("nesting of too many levels") from None
+        raise TooLargeError("nesting of too many levels") from None
     if parser.position != len(parser.tokens):
-        raise NotRational(f"{parser.tokens[parser.position]!r} was not expected")
+        raise NotRationalError(f"{parser.tokens[parser.position]!r} was not expected")
     return value
 
 
 def bounded(value: Fraction) -> Fraction:
-    """`value`, or TooLarge past 2^18 bits."""
+    """`value`, or TooLargeError past 2^18 bits."""
     if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
-        raise TooLarge(f"a number of more than {MAX_BITS} bits")
+        raise TooLargeError(f"a number of more than {MAX_BITS} bits")
     return value
 
 
@@ -74,17 +74,17 @@ def _tokens(text: str) -> list[str]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise NotRational(f"{text[position]!r} is not part of a number")
+            raise NotRationalError(f"{text[position]!r} is not part of a number")
         tokens.append(match.group().strip())
         position = match.end()
     if not tokens:
-        raise NotRational("nothing to evaluate")
+        raise NotRationalError("nothing to evaluate")
     return tokens
 
 
 def _number(token: str) -> Fraction:
     if len(token) > 4000:
-        raise TooLarge(f"a literal of {len(token)} characters")
+        raise TooLargeError(f"a literal of {len(token)} characters")
     match = _REPEATING.fullmatch(token)
     if not match:
         whole, _, part = token.partition(".")
@@ -112,20 +112,20 @@ def integer_root(value: int, n: int) -> int | None:
 
 
 def power(base: Fraction, exponent: Fraction) -> Fraction:
-    """base ** exponent, exactly. Raises NotRational for irrational roots, Undefined for 0^0 and 0^-1, TooLarge."""
+    """base ** exponent, exactly. Irrational roots: NotRationalError; 0^0 and 0^-1: UndefinedError; or TooLargeError."""
     if exponent.denominator != 1:
         if base < 0 or exponent.denominator > 64:
-            raise NotRational("a root without a rational value")
+            raise NotRationalError("a root without a rational value")
         top, bottom = (integer_root(part, exponent.denominator) for part in base.as_integer_ratio())
         if top is None or bottom is None:
-            raise NotRational("an irrational root")
+            raise NotRationalError("an irrational root")
         base = Fraction(top, bottom)
     times = exponent.numerator
     if base == 0 and times <= 0:
-        raise Undefined("zero to a power that is not positive")
+        raise UndefinedError("zero to a power that is not positive")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length()) if abs(base) != 1 else 1
     if abs(times) * bits > MAX_BITS and abs(base) not in (0, 1):
-        raise TooLarge(f"a power of about {abs(times).bit_length()}-bit exponent")
+        raise TooLargeError(f"a power of about {abs(times).bit_length()}-bit exponent")
     return base ** (times % 2 if abs(base) == 1 else times)
 
 
@@ -144,14 +144,14 @@ class _Parser:
     def take(self) -> str:
         token = self.peek()
         if not token:
-            raise NotRational("the expression ends too early")
+            raise NotRationalError("the expression ends too early")
         self.position += 1
         return token
 
     def sum(self) -> Fraction:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise TooLarge(f"nesting of more than {MAX_DEPTH} levels")
+            raise TooLargeError(f"nesting of more than {MAX_DEPTH} levels")
         value = self.product()
         while self.peek() in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
@@ -172,7 +172,7 @@ class _Parser:
                 value = bounded(value * self.power())
             elif _is_number(token):
                 # Two numbers side by side are a typo or a list, not a product (sympy's LaTeX reader adds them).
-                raise NotRational("two numbers side by side")
+                raise NotRationalError("two numbers side by side")
             else:
                 break
         return value
@@ -208,11 +208,11 @@ class _Parser:
                 self.take()
                 value = bounded(power(value, self.exponent()))
                 if self.peek() == "^":
-                    raise NotRational("two exponents in a row")
+                    raise NotRationalError("two exponents in a row")
             elif token == "!":
                 self.take()
                 if self.peek() == "!" or value < 0 or value.denominator != 1:
-                    raise NotRational("not a plain factorial")
+                    raise NotRationalError("not a plain factorial")
                 value = Fraction(_factorial(value.numerator))
             elif token == "\\%":
                 self.take()
@@ -233,7 +233,7 @@ class _Parser:
         if token in _OPEN:
             value = self.sum()
             if self.take() != _OPEN[token]:
-                raise NotRational("brackets do not match")
+                raise NotRationalError("brackets do not match")
             return value
         if token == "\\frac":
             top = self.primary()
@@ -241,25 +241,25 @@ class _Parser:
         if token == "\\binom":
             n, k = self.primary(), self.primary()
             if n.denominator != 1 or k.denominator != 1 or n < 0 or k < 0:
-                raise NotRational("a binomial of other than natural numbers")
+                raise NotRationalError("a binomial of other than natural numbers")
             if n > MAX_FACTORIAL:
-                raise TooLarge(f"a binomial above {MAX_FACTORIAL}")
+                raise TooLargeError(f"a binomial above {MAX_FACTORIAL}")
             return Fraction(math.comb(n.numerator, k.numerator))
         if token == "\\sqrt":
             n = self.primary() if self.peek() == "[" else Fraction(2)
             if n.denominator != 1 or n < 1:
-                raise NotRational("a root of other than natural order")
+                raise NotRationalError("a root of other than natural order")
             return power(self.primary(), 1 / n)
-        raise NotRational(f"{token!r} has no rational value here")
+        raise NotRationalError(f"{token!r} has no rational value here")
 
 
 def _divide(top: Fraction, bottom: Fraction) -> Fraction:
     if bottom == 0:
-        raise Undefined("division by zero")
+        raise UndefinedError("division by zero")
     return top / bottom
 
 
 def _factorial(n: int) -> int:
     if n > MAX_FACTORIAL:
-        raise TooLarge(f"a factorial above {MAX_FACTORIAL}")
+        raise TooLargeError(f"a factorial above {MAX_FACTORIAL}")
     return math.factorial(n)

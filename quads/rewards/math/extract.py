@@ -7,9 +7,10 @@ r"""Where the answer stands in a response: after the last </think>, in the last 
     spam         more than 8 different boxed values in the final text
 
 Contract: never raises, and linear in the length of the text: one regular expression without backtracking finds the
-openings, one bounded scan per opening finds the end (64 KiB for the last box, 512 characters for the 256 openings before
-it). Escaped braces (`\{`) do not count. Differs from `\\boxed\{([^}]*)\}`, which loses nested braces and is quadratic on
-unclosed boxes, and from graders that read the last 100 or 300 characters, which lose long answers. No torch, no sympy.
+openings, one bounded scan per opening finds the end (64 KiB for the last box, 512 characters for the 256 openings
+before it). Escaped braces (`\{`) do not count. Differs from `\\boxed\{([^}]*)\}`, which loses nested braces and is
+quadratic on unclosed boxes, and from graders that read the last 100 or 300 characters, which lose long answers. No
+torch, no sympy.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Extraction:
 
 
 def final_text(text: str, opened: bool = False) -> str | None:
-    """What follows the last </think>, or None where reasoning is still open; `opened`: the prompt ended in <think>."""
-    head, mark, tail = text.rpartition(CLOSE_THINK)
+    """What follows the last </think>; None where reasoning is still open. `opened`: the prompt ended in <think>."""
+    _, mark, tail = text.rpartition(CLOSE_THINK)
     if OPEN_THINK in tail or (opened and not mark):
         return None
     return tail

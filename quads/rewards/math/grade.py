@@ -1,6 +1,7 @@
 r"""Grading of mathematical answers: a response and its ground truth in, a Grade out.
 
-    response -> text after </think> -> last box -> integer path -> normalise -> shape -> exact fractions -> symbolic worker
+    response -> text after </think> -> last box -> integer path -> normalise -> shape -> exact fractions -> symbolic
+    worker
 
     no_answer   no box, an unclosed or empty last box, reasoning that never ended ("no_final" in the detail)
     wrong       another value; also an answer refused by a guard, or more than 8 different boxes (see the detail)
@@ -43,7 +44,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Gold:
-    """A ground truth, read once: its shape, its unit, its integer where it is one, its second reading where it has two."""
+    """A ground truth, read once: shape, unit, integer value where it is one, second reading where it has two."""
 
     node: structure.Node
     text: str
@@ -54,7 +55,7 @@ class Gold:
     second: Gold | None = None
 
 
-class _Failed(Exception):
+class _FailedError(Exception):
     def __init__(self, status: Status, detail: str) -> None:
         super().__init__(detail)
         self.status: Status = status
@@ -75,7 +76,7 @@ def grade(
     """
     try:
         gold = read_gold(ground_truth, answer_type)
-    except compare.GoldProblem as error:
+    except compare.GoldError as error:
         return Grade(0.0, "grader_error", detail=f"ground truth {ground_truth[:80]!r}: {error}")
     found = extract(text, join=gold.is_list, opened=think_opened)
     if found.content is None:
@@ -98,7 +99,7 @@ def validate_gold(ground_truth: str, answer_type: AnswerType | None = None) -> s
     try:
         gold = read_gold(ground_truth, answer_type)
         return "" if compare.Comparison(_ask, literal=False).same(gold.node, gold.node) else "it does not equal itself"
-    except (compare.GoldProblem, compare.Refused, _Failed) as error:
+    except (compare.GoldError, compare.RefusedError, _FailedError) as error:
         return str(error)
 
 
@@ -110,11 +111,11 @@ def _judge(gold: Gold, found: Extraction) -> tuple[Status, str]:
         return "wrong", f"guard: {len(raw)} characters in the box"
     try:
         right = _matches(gold, raw) or (gold.second is not None and _matches(gold.second, raw))
-    except (compare.Refused, structure.TooComplex) as error:
+    except (compare.RefusedError, structure.TooComplexError) as error:
         return "wrong", f"guard: {error}"
-    except compare.GoldProblem as error:
+    except compare.GoldError as error:
         return "grader_error", f"ground truth: {error}"
-    except _Failed as error:
+    except _FailedError as error:
         return error.status, str(error)
     return ("correct" if right else "wrong"), ""
 
@@ -122,7 +123,7 @@ def _judge(gold: Gold, found: Extraction) -> tuple[Status, str]:
 def _matches(gold: Gold, raw: str) -> bool:
     clean = normalize(raw, thousands=gold.number)
     if len(clean.text) > max(MAX_NORMALISED, len(gold.text)):
-        raise compare.Refused(f"{len(clean.text)} characters, at most {MAX_NORMALISED}")
+        raise compare.RefusedError(f"{len(clean.text)} characters, at most {MAX_NORMALISED}")
     if gold.unit and clean.unit and gold.unit != clean.unit:
         return False
     if isinstance(gold.node, structure.Word):
@@ -134,11 +135,11 @@ def _matches(gold: Gold, raw: str) -> bool:
 
 @lru_cache(maxsize=65_536)
 def read_gold(ground_truth: str, answer_type: AnswerType | None = None) -> Gold:
-    """The ground truth as the grader sees it. Raises GoldProblem where it has no readable form."""
+    """The ground truth as the grader sees it. Raises GoldError where it has no readable form."""
     if answer_type is not None and answer_type not in ANSWER_TYPES:
-        raise compare.GoldProblem(f"answer_type {answer_type!r} is none of {', '.join(ANSWER_TYPES)}")
+        raise compare.GoldError(f"answer_type {answer_type!r} is none of {', '.join(ANSWER_TYPES)}")
     if not ground_truth.strip():
-        raise compare.GoldProblem("empty")
+        raise compare.GoldError("empty")
     gold = _read(ground_truth, answer_type, thousands=answer_type in (None, "int", "expr"))
     if answer_type is None and gold.number:
         # "100,200" is a number with a separator or a list of two: nothing but the data set knows.
@@ -152,12 +153,12 @@ def _read(ground_truth: str, answer_type: AnswerType | None, thousands: bool) ->
     clean = normalize(strip_braces(ground_truth), thousands=thousands)
     try:
         node = structure.parse(clean.text)
-    except structure.TooComplex as error:
-        raise compare.GoldProblem(str(error)) from None
+    except structure.TooComplexError as error:
+        raise compare.GoldError(str(error)) from None
     node = _as_type(node, clean.text, answer_type)
     integer = parse_integer(clean.text) if isinstance(node, structure.Leaf) else None
     if answer_type == "int" and integer is None:
-        raise compare.GoldProblem("not an integer")
+        raise compare.GoldError("not an integer")
     is_list = isinstance(node, structure.Items) and node.kind == "list"
     return Gold(node, clean.text, clean.unit, integer, is_list, isinstance(node, structure.Leaf | structure.Equation))
 
@@ -178,10 +179,10 @@ def _as_type(node: structure.Node, text: str, answer_type: AnswerType | None) ->
 
 def _ask(operation: compare.Operation, gold: str, answer: str) -> bool:
     reply = POOL.ask(operation, gold, answer)
-    if reply.verdict in ("same", "different"):
+    if reply.verdict == "same" or reply.verdict == "different":
         return reply.verdict == "same"
     if reply.verdict == "unparsed_gold":
-        raise compare.GoldProblem(f"not readable: {reply.detail}")
+        raise compare.GoldError(f"not readable: {reply.detail}")
     if reply.verdict == "unparsed_answer":
-        raise compare.Refused(f"not readable: {reply.detail}")
-    raise _Failed(reply.verdict, reply.detail)
+        raise compare.RefusedError(f"not readable: {reply.detail}")
+    raise _FailedError(reply.verdict, reply.detail)

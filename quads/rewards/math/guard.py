@@ -5,8 +5,8 @@ r"""What an expression must look like before it may cost CPU time in the symboli
     ASCII only: what the unicode table of `normalize` does not know is not mathematics
 
 Contract: linear time; returns the reason in words, "" for fine. An answer that fails is wrong (with the reason in the
-detail); a ground truth that fails is a grader_error, because nothing could ever match it. Differs from a timeout alone:
-verdicts on such answers do not depend on the speed of the machine. No torch, no sympy.
+detail); a ground truth that fails is a grader_error, because nothing could ever match it. Differs from a timeout
+alone: verdicts on such answers do not depend on the speed of the machine. No torch, no sympy.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@ r"""One spelling for one answer: unicode, LaTeX markup, spacing, units, percent,
 
     normalize(r"\dfrac{2{,}025}{101}\,\text{cm}")  ->  Clean(text=r"\frac{2025}{101}", unit="cm")
 
-Unicode goes through an explicit table (minus signs, root, times, pi, degree, comparison signs, superscripts as powers).
-NFKC is not used: it would turn full-width digits into ASCII digits, and a superscript into a plain digit. What the table
-does not know stays and makes a mathematical comparison fail.
-Thousands: `{,}` before three digits always; groups of three behind thin or plain spaces; plain commas only if the caller
-says that the answer is no list and only in text without brackets, so that (3,375) stays a pair.
+Unicode goes through an explicit table (minus signs, root, times, pi, degree, comparison signs, superscripts as
+powers). NFKC is not used: it would turn full-width digits into ASCII digits, and a superscript into a plain digit.
+What the table does not know stays and makes a mathematical comparison fail.
+Thousands: `{,}` before three digits always; groups of three behind thin or plain spaces; plain commas only if the
+caller says that the answer is no list and only in text without brackets, so that (3,375) stays a pair.
 Every step is a single pass over text that the caller has cut to a bounded length. No torch, no sympy.
 """
 
@@ -23,13 +23,15 @@ _ZERO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u200e\u200f
 _SPACES = dict.fromkeys(map(ord, "\u00a0\u202f\u2009\u2007\u2008\u200a\u2002\u2003\u3000\t\r\n"), " ")
 _SIGNS = {
     **dict.fromkeys("\u2212\u2013\u2014\u2010\u2011\ufe63\uff0d", "-"),
-    "\u00d7": "\\times ", "\u22c5": "\\cdot ", "\u00b7": "\\cdot ", "\u2217": "*", "\u00f7": "\\div ", "\u2044": "/", "\u2215": "/",
+    "\u00d7": "\\times ", "\u22c5": "\\cdot ", "\u00b7": "\\cdot ", "\u2217": "*",
+    "\u00f7": "\\div ", "\u2044": "/", "\u2215": "/",
     "\u00b1": "\\pm ", "\u2213": "\\mp ", "\u00b0": "^\\circ ", "\u221e": "\\infty ", "\u2205": "\\emptyset ",
     "\u03c0": "\\pi ", "\u03b1": "\\alpha ", "\u03b2": "\\beta ", "\u03b3": "\\gamma ", "\u03b8": "\\theta ",
     "\u03bb": "\\lambda ", "\u03c6": "\\phi ", "\u03c9": "\\omega ",
     "\u2264": "\\le ", "\u2265": "\\ge ", "\u2260": "\\ne ", "\u2248": "\\approx ", "\u2261": "\\equiv ",
     "\u2208": "\\in ", "\u222a": "\\cup ", "\u2229": "\\cap ", "\u211d": "\\mathbb{R}",
-    "\u00bd": "\\frac{1}{2}", "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}", "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}",
+    "\u00bd": "\\frac{1}{2}", "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}",
+    "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}",
 }  # fmt: skip
 _TABLE = str.maketrans({**_SIGNS, **{chr(k): v for k, v in (_ZERO_WIDTH | _SPACES).items()}})
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
@@ -60,12 +62,16 @@ _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"(?<!\\)%"), r"\\%"),
 )
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathsf|mathit|emph|operatorname)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathsf|mathit|emph|operatorname)\s*\{([^{}]*)\}"
+)
 _WRAPPER = re.compile(r"\\(?:mathbf|boldsymbol|bm|underline|pmb|mathbin|mathord|ensuremath|fbox|boxed)\s*\{([^{}]*)\}")
 _FUNCTIONS = ("sqrt", "arcsin", "arccos", "arctan", "sin", "cos", "tan", "cot", "ln", "log", "exp", "gcd", "lcm", "pi")
 _PLAIN_WORDS = re.compile(rf"(?<![\\A-Za-z])({'|'.join(_FUNCTIONS)}|infinity|inf)(?![A-Za-z])(\s*\()?")
 _FRACTION = re.compile(r"\\frac\s*([0-9]|(?=\{))\s*([0-9]|[a-z]|(?=\{)|)")
-_MODULUS = re.compile(r"\s*(?:\(\s*mod(?:ulo)?\s[^()]*\)|\\[pb]?mod(?![A-Za-z]).*|\(\s*\\[pb]?mod(?![A-Za-z])[^()]*\)|\bmod(?:ulo)?\s+[0-9]+)\s*$")
+_MODULUS = re.compile(
+    r"\s*(?:\(\s*mod(?:ulo)?\s[^()]*\)|\\[pb]?mod(?![A-Za-z]).*|\(\s*\\[pb]?mod(?![A-Za-z])[^()]*\)|\bmod(?:ulo)?\s+[0-9]+)\s*$"
+)
 _UNIT_TEXT = re.compile(r"\\text\{([^{}]*)\}(\^\s*(?:\{\s*)?([23])(?:\s*\})?)?")
 _UNIT_BARE = re.compile(rf"(?<=[0-9}})])\s*({units.BARE})\b\.?(\^\s*(?:\{{\s*)?([23])(?:\s*\}})?)?\s*$", re.IGNORECASE)
 _THOUSANDS_TEX = re.compile(r"(?<=[0-9])\s*\{,\}\s*(?=[0-9]{3}(?![0-9]))")

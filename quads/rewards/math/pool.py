@@ -3,10 +3,11 @@
     ask(operation, gold, answer) -> Reply        one question, at most one retry on a fresh worker
 
 A worker that used up its CPU time was ended by the kernel (timeout); one that ran out of memory says so or was killed
-(memory). Both are verdicts about the answer and the same on a busy machine. A worker that vanished otherwise, or that did
-not answer within the wall limit although its CPU time was not used up, is infra_error: load is to blame, not the answer.
-Whatever failed is asked once more; the second failure counts. Workers are replaced after `cases` questions and after any
-failure. They start on first use (subprocess: no fork of this process's threads), and end with it.
+(memory). Both are verdicts about the answer and the same on a busy machine. A worker that vanished otherwise, or
+that did not answer within the wall limit although its CPU time was not used up, is infra_error: load is to blame,
+not the answer. Whatever failed is asked once more; the second failure counts. Workers are replaced after `cases`
+questions and after any failure. They start on first use (subprocess: no fork of this process's threads), and end
+with it.
 
 Differs from signal.alarm and from a thread pool: an alarm needs the main thread, a thread cannot be ended. No torch.
 """
@@ -25,12 +26,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 log = logging.getLogger(__name__)
 
-Verdict = Literal["same", "different", "unparsed_gold", "unparsed_answer", "timeout", "memory", "grader_error", "infra_error"]
-FAILED: tuple[Verdict, ...] = ("timeout", "memory", "grader_error", "infra_error")
+Failure = Literal["timeout", "memory", "grader_error", "infra_error"]
+Verdict = Literal["same", "different", "unparsed_gold", "unparsed_answer"] | Failure
+FAILED: tuple[Failure, ...] = get_args(Failure)
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -53,7 +55,7 @@ class Reply:
     detail: str = ""
 
 
-class _Gone(Exception):
+class _GoneError(Exception):
     """The worker ended or did not answer; carries the reply that this means."""
 
     def __init__(self, reply: Reply) -> None:
@@ -81,19 +83,19 @@ class Worker:
         )
         try:
             self._receive(limits.start_seconds)
-        except _Gone as gone:
+        except _GoneError as gone:
             self.kill()
-            raise _Gone(Reply("infra_error", f"no worker: {gone.reply.detail}")) from None
+            raise _GoneError(Reply("infra_error", f"no worker: {gone.reply.detail}")) from None
 
     def ask(self, operation: str, gold: str, answer: str) -> Reply:
-        """One question. Raises _Gone when the worker is no longer usable."""
+        """One question. Raises _GoneError when the worker is no longer usable."""
         self.cases += 1
         line = json.dumps({"operation": operation, "gold": gold, "answer": answer}).encode() + b"\n"
         try:
             assert self.process.stdin is not None
             self.process.stdin.write(line)
         except OSError:
-            raise _Gone(self._ended()) from None
+            raise _GoneError(self._ended()) from None
         return self._receive(self.limits.wall_seconds)
 
     def _receive(self, seconds: float) -> Reply:
@@ -103,17 +105,17 @@ class Worker:
         while b"\n" not in self.buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-                raise _Gone(Reply("infra_error", f"no answer within {seconds:g} s of wall time"))
+                raise _GoneError(Reply("infra_error", f"no answer within {seconds:g} s of wall time"))
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
-                raise _Gone(self._ended())
+                raise _GoneError(self._ended())
             self.buffer += chunk
         line, _, self.buffer = self.buffer.partition(b"\n")
         said = json.loads(line)
-        verdict = "grader_error" if said["verdict"] == "error" else said["verdict"]
+        verdict: Verdict = "grader_error" if said["verdict"] == "error" else said["verdict"]
         reply = Reply(verdict, said["detail"])
         if verdict == "memory":
-            raise _Gone(reply)
+            raise _GoneError(reply)
         return reply
 
     def _ended(self) -> Reply:
@@ -163,14 +165,14 @@ class Pool:
     def _try(self, operation: str, gold: str, answer: str) -> Reply:
         try:
             worker = self._take()
-        except _Gone as gone:
+        except _GoneError as gone:
             return gone.reply
         keep = False
         try:
             reply = worker.ask(operation, gold, answer)
             keep = reply.verdict not in FAILED and worker.cases < self.limits.cases
             return reply
-        except _Gone as gone:
+        except _GoneError as gone:
             return gone.reply
         finally:
             self._give(worker, keep)

@@ -5,10 +5,10 @@ r"""The shape of an answer: list, set, tuple, interval, matrix, equation, word o
     parse(r"0 \le x < 1")         Interval(0, 1, closed left, open right, of x)
     parse(r"[0,1)")               the same without a name
 
-Splitting looks only at top-level signs (outside every bracket), in one pass each. A pair in round or square brackets stays
-Items("tuple") with its brackets: a point and an open interval look the same and compare the same, end by end.
-Leaves are strings for `exact` or the symbolic worker. Differs from math-verify, which reads (3,5) as an interval, 3,5 as a
-set, and equal lists as equal sets. No torch, no sympy.
+Splitting looks only at top-level signs (outside every bracket), in one pass each. A pair in round or square brackets
+stays Items("tuple") with its brackets: a point and an open interval look the same and compare the same, end by end.
+Leaves are strings for `exact` or the symbolic worker. Differs from math-verify, which reads (3,5) as an interval,
+3,5 as a set, and equal lists as equal sets. No torch, no sympy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from quads.rewards.math.normalize import strip_braces
@@ -83,7 +84,7 @@ class Equation:
 Node = Leaf | Word | Items | Interval | Union | Matrix | Equation
 
 
-class TooComplex(Exception):
+class TooComplexError(Exception):
     """More than 64 items or 8 levels of structure."""
 
 
@@ -91,10 +92,15 @@ _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _OPENERS = {"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
 _CLOSERS = {")", "]", "}", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
 _COMPARE = {"<": "<", "\\le": "<=", ">": ">", "\\ge": ">="}
-_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.DOTALL)
+# Brackets around an array are the brackets of the matrix.
+_MATRIX = re.compile(
+    r"[(\[|]?\s*\\begin\{([pbvBV]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}\s*[)\]|]?", re.DOTALL
+)
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _WORD = re.compile(r"\(?\s*\\text\{([^{}]*)\}\s*\)?[.:]?")
-NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]+\}))?'*(?:\s*\(\s*[a-z0-9](?:\s*,\s*[a-z0-9])*\s*\))?|\\text\{[^{}]*\}")
+NAME = re.compile(
+    r"\\?[A-Za-z]+(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]+\}))?'*(?:\s*\(\s*[a-z0-9](?:\s*,\s*[a-z0-9])*\s*\))?|\\text\{[^{}]*\}"
+)
 
 
 def tokens(text: str) -> list[str]:
@@ -104,7 +110,10 @@ def tokens(text: str) -> list[str]:
 
 def split(text: str, is_separator: Callable[[str], bool]) -> tuple[list[str], list[str]]:
     """Pieces between top-level separators, and the separators. Half-open brackets count as a pair: [0,1)."""
-    depth, pieces, found, current = 0, [], [], []
+    depth = 0
+    pieces: list[str] = []
+    found: list[str] = []
+    current: list[str] = []
     for token in tokens(text):
         if token in _OPENERS:
             depth += 1
@@ -120,9 +129,9 @@ def split(text: str, is_separator: Callable[[str], bool]) -> tuple[list[str], li
 
 
 def parse(text: str, levels: int = MAX_LEVELS) -> Node:
-    """The shape of normalised text. Raises TooComplex past 64 items or 8 levels."""
+    """The shape of normalised text. Raises TooComplexError past 64 items or 8 levels."""
     if not levels:
-        raise TooComplex(f"more than {MAX_LEVELS} levels of lists")
+        raise TooComplexError(f"more than {MAX_LEVELS} levels of lists")
     text = strip_braces(text)
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Items("set", (), "\\{\\}")
@@ -153,7 +162,7 @@ def _items(pieces: list[str], levels: int) -> tuple[Node, ...]:
         spread = isinstance(node, Items) and node.kind == "list"
         found.extend(node.items if isinstance(node, Items) and spread else [node])
         if len(found) > MAX_ITEMS:
-            raise TooComplex(f"more than {MAX_ITEMS} items")
+            raise TooComplexError(f"more than {MAX_ITEMS} items")
     return tuple(found)
 
 
@@ -234,12 +243,12 @@ def _plus_minus(text: str, levels: int) -> Node | None:
     if not count and not tied:
         return None
     if count > 3:
-        raise TooComplex("more than 3 plus-minus signs")
-    choices = [(s,) * count for s in "+-"] if tied else [tuple("+-"[n >> k & 1] for k in range(count)) for n in range(1 << count)]
+        raise TooComplexError("more than 3 plus-minus signs")
+    choices = [(sign,) * max(count, 1) for sign in "+-"] if tied else list(product("+-", repeat=count))
     readings: list[str] = []
     for choice in choices:
         signs = iter(choice)
         reading = re.sub(r"\\pm(?![A-Za-z])", lambda _, signs=signs: next(signs), text)  # type: ignore[misc]
-        reading = re.sub(r"\\mp(?![A-Za-z])", "-" if (choice or "+")[0] == "+" else "+", reading)
+        reading = re.sub(r"\\mp(?![A-Za-z])", "-" if choice[0] == "+" else "+", reading)
         readings.append(reading)
     return Items("list", _items(readings, levels))

@@ -1,7 +1,8 @@
 r"""Equality of symbolic expressions, only ever run inside the worker process: the one module here that imports sympy.
 
-Reading is math-verify's LaTeX reader (latex2sympy2_extended) with case-sensitive symbols, after decimals became fractions
-(0.5\pi is exactly \pi/2) and degrees radians. An expression that is not read to its end is unparsed, never half of it.
+Reading is math-verify's LaTeX reader (latex2sympy2_extended) with case-sensitive symbols, after decimals became
+fractions (0.5\pi is exactly \pi/2) and degrees radians. An expression that is not read to its end is unparsed, never
+half of it.
 
     constants    different iff gold - answer has a significant digit at 400 digits of working precision: no tolerance,
                  so 2^{-99} differs from 2^{-98} and 10^{60}\sqrt2 from 10^{60}\sqrt2+1
@@ -10,18 +11,19 @@ Reading is math-verify's LaTeX reader (latex2sympy2_extended) with case-sensitiv
     equations    (left - right) / (left' - right') is the same nonzero constant at those points
     the rest     math_verify.verify(gold, answer): sets, unions, relations, functions of unknown name
 
-Differs from math-verify's own comparison: no rounding to 6 digits (1/576 = 0.001736), no absolute tolerance, no lower case
-(A = a), and two equations are not equal because both end in 0. No torch.
+Differs from math-verify's own comparison: no rounding to 6 digits (1/576 = 0.001736), no absolute tolerance, no
+lower case (A = a), and two equations are not equal because both end in 0. No torch.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
-import sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-from math_verify import LatexExtractionConfig, verify
+import sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy  # type: ignore[import-untyped]
+from math_verify import LatexExtractionConfig, verify  # type: ignore[import-untyped]
 from math_verify import parse as math_verify_parse
 
 DIGITS = 15
@@ -34,32 +36,33 @@ _VALUES = ("17/13", "23/11", "31/19", "41/29", "53/37", "61/47", "71/59", "83/67
 _SIGNS = ((1, 1, 1), (-1, -1, -1), (1, -1, 1), (-1, 1, 1), (1, 1, -1), (1, 1, 1))
 
 
-class Unparsed(Exception):
+class UnparsedError(Exception):
     """math-verify's reader does not understand the text."""
 
 
+@lru_cache(maxsize=512)
 def read(text: str) -> Any:
-    """The sympy object of an expression or equation in LaTeX. Raises Unparsed."""
+    """The sympy object of an expression or equation in LaTeX. Raises UnparsedError."""
     text = re.sub(r"\\text\{\s*([A-Za-z])\s*\}", r"\1", text)
     text = _DECIMAL.sub(lambda m: f"\\frac{{{int(m.group(1) + m.group(2))}}}{{{10 ** len(m.group(2))}}}", text)
     text = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", text)
     text = text.replace("\\%", "\\cdot\\frac{1}{100}")
     # The reader adds numbers that stand side by side.
     if re.search(r"[0-9]\s+[0-9]", text):
-        raise Unparsed("two numbers side by side")
+        raise UnparsedError("two numbers side by side")
     try:
         value = latex2sympy(text, normalization_config=None, conversion_config=_CONFIG)
     except MemoryError:
         raise
     except Exception as error:
-        raise Unparsed(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from None
+        raise UnparsedError(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from None
     if value is None or isinstance(value, list | tuple | str):
-        raise Unparsed("no expression")
+        raise UnparsedError("no expression")
     return value
 
 
 def same_expression(gold: str, answer: str) -> bool:
-    """Whether two expressions are equal. Raises Unparsed."""
+    """Whether two expressions are equal. Raises UnparsedError."""
     g, a = _evaluated(read(gold)), _evaluated(read(answer))
     if not (isinstance(g, sympy.Expr) and isinstance(a, sympy.Expr)) or _has_unknown_function(g, a):
         return _verify(gold, answer)
@@ -78,7 +81,7 @@ def same_expression(gold: str, answer: str) -> bool:
 
 
 def same_equation(gold: str, answer: str) -> bool:
-    """Whether two equations have proportional left - right. Raises Unparsed."""
+    """Whether two equations have proportional left - right. Raises UnparsedError."""
     g, a = read(gold), read(answer)
     if not (isinstance(g, sympy.Eq) and isinstance(a, sympy.Eq)) or _has_unknown_function(g, a):
         return _verify(gold, answer)
@@ -156,12 +159,8 @@ def _zero(value: Any) -> bool | None:
 def _verify(gold: str, answer: str) -> bool:
     """math-verify's own comparison, for what is neither a number nor an expression."""
     config = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
-    g, a = (
-        math_verify_parse(
-            f"$\\boxed{{{text}}}$", config, fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None
-        )
-        for text in (gold, answer)
-    )
+    options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
+    g, a = (math_verify_parse(f"$\\boxed{{{text}}}$", config, **options) for text in (gold, answer))
     if not g or not a:
-        raise Unparsed("math-verify reads no answer")
+        raise UnparsedError("math-verify reads no answer")
     return bool(verify(g, a, strict=True, allow_set_relation_comp=True, timeout_seconds=None))

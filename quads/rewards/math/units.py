@@ -1,8 +1,9 @@
 """Units that may follow an answer, and what is hedging instead of a unit.
 
-`canonical(words)` maps a unit to one name ("centimeters" -> "cm"), so that 25 cm and 25 m differ while 25 cm and 25 agree.
-Nouns outside the table ("apples", "ways") may follow a number too, in \\text{...} only; they are dropped, never compared.
-Differs from a list of words to delete anywhere in the text: only the tail of an answer is looked at. No torch.
+`canonical(words)` maps a unit to one name ("centimeters" -> "cm"), so that 25 cm and 25 m differ while 25 cm and 25
+agree. Nouns outside the table ("apples", "ways") may follow a number too, in \\text{...} only; they are dropped,
+never compared. Differs from a list of words to delete anywhere in the text: only the tail of an answer is looked at.
+No torch.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ _GROUPS = (
 )
 _CANONICAL = {word: group.split()[0] for group in _GROUPS for word in group.split()}
 _HEDGES = frozenset(
-    "or and not no nor any other either neither maybe perhaps if unless about approximately around than least most more "
-    "less some all none never wrong correct incorrect undefined true false but except times half thirds quarters".split()
+    "or and not no nor any other either neither maybe perhaps if unless about approximately around than least most "
+    "more less some all none never wrong correct incorrect undefined true false but except times half thirds "
+    "quarters".split()
 )
 _WORDS = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+){0,3}\.?")
 
@@ -74,5 +76,5 @@ def is_noun(text: str) -> bool:
     return bool(_WORDS.fullmatch(text)) and not _HEDGES & set(re.split(r"[ -]", text.lower().rstrip(".")))
 
 
-# Bare unit words after a number. One letter is a symbol unless it stands in \text{...}; "in" and "min" are not units here.
+# Bare unit words after a number. One letter is a symbol unless it stands in \text{...}; "in" and "min" are none here.
 BARE = "|".join(sorted((w for w in _CANONICAL if len(w) > 1 and w not in ("in", "min")), key=len, reverse=True))

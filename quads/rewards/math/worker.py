@@ -1,16 +1,17 @@
 """The symbolic worker: reads one question a line, answers one verdict a line, dies when a question costs too much.
 
     question  {"operation": "expression" | "equation", "gold": str, "answer": str}
-    verdict   {"verdict": "same" | "different" | "unparsed_gold" | "unparsed_answer" | "memory" | "error", "detail": str}
-    start     one line {"verdict": "ready"} after sympy and the LaTeX tables are loaded (a second or more, not counted)
+    verdict   {"verdict": "same" | "different" | "unparsed_gold" | "unparsed_answer" | "memory" | "error", "detail":
+    str} start     one line {"verdict": "ready"} after sympy and the LaTeX tables are loaded (a second or more, not
+    counted)
 
     python -m quads.rewards.math.worker CPU_SECONDS MEMORY_BYTES
 
-CPU time per question: ITIMER_PROF with the default action of SIGPROF, so the kernel ends the process after that much user
-and system time, even inside one long multiplication, and other load on the machine changes nothing. The parent sees the
-signal in the exit status. Memory: RLIMIT_AS, reported as "memory" and followed by the end of the process.
-Differs from SIGALRM (math-verify): no handler runs, no thread matters, wall time does not count. It leaves when its input
-ends or its parent is gone, and ignores the terminal's SIGINT. No torch.
+CPU time per question: ITIMER_PROF with the default action of SIGPROF, so the kernel ends the process after that much
+user and system time, even inside one long multiplication, and other load on the machine changes nothing. The parent
+sees the signal in the exit status. Memory: RLIMIT_AS, reported as "memory" and followed by the end of the process.
+Differs from SIGALRM (math-verify): no handler runs, no thread matters, wall time does not count. It leaves when its
+input ends or its parent is gone, and ignores the terminal's SIGINT. No torch.
 """
 
 from __future__ import annotations
@@ -57,21 +58,18 @@ def serve(cpu_seconds: float) -> None:
 def _answer(question: dict[str, str]) -> tuple[str, str]:
     from quads.rewards.math import symbolic
 
-    if question["operation"] == "burn":  # a question that uses all its CPU time, for tests
-        end = time.process_time() + float(question["answer"])
-        while time.process_time() < end:
-            pass
-        return "different", ""
+    if question["operation"] in ("burn", "fill", "sleep"):
+        return _exercise(question["operation"], float(question["answer"]))
     function = symbolic.same_equation if question["operation"] == "equation" else symbolic.same_expression
     try:
         symbolic.read(question["gold"])
-    except symbolic.Unparsed as error:
+    except symbolic.UnparsedError as error:
         return "unparsed_gold", str(error)
     except (RecursionError, MemoryError) as error:
         return "unparsed_gold", type(error).__name__
     try:
         return ("same" if function(question["gold"], question["answer"]) else "different"), ""
-    except symbolic.Unparsed as error:
+    except symbolic.UnparsedError as error:
         return "unparsed_answer", str(error)
     except RecursionError:
         return "unparsed_answer", "too deeply nested"
@@ -79,6 +77,21 @@ def _answer(question: dict[str, str]) -> tuple[str, str]:
         return "memory", "MemoryError"
     except Exception as error:
         return "error", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _exercise(operation: str, amount: float) -> tuple[str, str]:
+    """Questions that tests ask: use CPU seconds, bytes of memory, or wall seconds."""
+    end = time.process_time() + amount
+    try:
+        while operation == "burn" and time.process_time() < end:
+            pass
+        if operation == "fill":
+            bytearray(int(amount))
+        elif operation == "sleep":
+            time.sleep(amount)
+    except MemoryError:
+        return "memory", "MemoryError"
+    return "different", ""
 
 
 def _send(verdict: str, detail: str = "") -> None:
