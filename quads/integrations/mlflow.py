@@ -103,7 +103,7 @@ def content_hash(files: Sequence[Path]) -> str:
 
 
 def initialise(tracking: Tracking) -> dict[str, str]:
-    """Create the store and the MLflow experiment; harmless when they exist. Parent runs appear with their first child."""
+    """Create the store and the MLflow experiment; harmless when they exist. Parent runs come with their first child."""
     with _store(tracking, create=True) as (_, experiment_id):
         return {"uri": tracking.uri, "experiment_id": experiment_id}
 

@@ -91,7 +91,7 @@ def test_bad_ground_truth_is_an_error_not_a_wrong_answer(truth):
 def test_registry_knows_the_data_source_and_lists_names():
     assert grader("chain") is grade_text
     assert GRADERS[chain.NAME] == ("quads.rewards.chain", "grade_text")
-    with pytest.raises(ValueError, match="unknown grader 'chains'; known: .*chain"):
+    with pytest.raises(ValueError, match=r"unknown grader 'chains'; known: .*chain"):
         grader("chains")
 
 

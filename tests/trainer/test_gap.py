@@ -33,9 +33,7 @@ def test_matches_the_definitions(pairs):
     trainer, rollout = (torch.tensor([[p[i] for p in pairs]]) for i in (0, 1))
     got = gap_metrics(trainer, rollout, torch.ones_like(trainer), 0.2, 0.28)
     for name, want in plain(pairs, 0.2, 0.28).items():
-        if name == "clipped_share" and any(
-            min(abs(math.exp(a - b) - e) for e in (0.8, 1.28)) < 1e-5 for a, b in pairs
-        ):
+        if name == "clipped_share" and any(min(abs(math.exp(a - b) - e) for e in (0.8, 1.28)) < 1e-5 for a, b in pairs):
             continue  # a ratio on the edge of the range may fall on either side in float32
         assert got[name] == pytest.approx(want, rel=2e-5, abs=2e-6), name
 
