@@ -94,7 +94,8 @@ def minhash(set_G: Hashes) -> Hashes:
     """Signature of a set that is not empty, uint64 [P]. Raises ValueError on an empty one."""
     if not len(set_G):
         raise ValueError("minhash of an empty set: a text without tokens has no signature; leave it out")
-    return _mix(set_G[None, :] ^ _SEEDS_P[:, None]).min(axis=1)
+    signature_P: Hashes = _mix(set_G[None, :] ^ _SEEDS_P[:, None]).min(axis=1)
+    return signature_P
 
 
 def estimate(left_P: Hashes, right_P: Hashes) -> float:

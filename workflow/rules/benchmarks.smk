@@ -1,6 +1,6 @@
 """Pinned data sets: fetched once with network, then decontaminated without it.
 
-snakemake fetch_data                        every test and training set (about 10 GB with LiveCodeBench and DeepMath)
+snakemake fetch_data                        every test and training set (about 9 GB with LiveCodeBench and DeepMath)
 snakemake fetch_benchmarks                  test sets only
 snakemake fetch_data --config local=PATH    from copies of the hub's files, one folder per set
 snakemake decontaminate_data                training sets without what overlaps with test sets, and the reports

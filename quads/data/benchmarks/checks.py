@@ -35,11 +35,11 @@ TEXT_CONTROLS = "\n"
 CODE_CONTROLS = "\n\t"
 
 
-def clean_text(text: Any, field: str, row: str, allowed: str = TEXT_CONTROLS) -> str:
+def clean_text(value: Any, field: str, row: str, allowed: str = TEXT_CONTROLS) -> str:
     """The text with Unix line ends. Raises SchemaError on an empty one, ControlCharacterError naming the character."""
-    if not isinstance(text, str) or not text.strip():
-        raise SchemaError(f"{row}: {field} is {text!r:.60}; expected text that is not empty")
-    text = text.replace("\r\n", "\n")
+    if not isinstance(value, str) or not value.strip():
+        raise SchemaError(f"{row}: {field} is {value!r:.60}; expected text that is not empty")
+    text = value.replace("\r\n", "\n")
     for position, character in enumerate(text):
         bad = unicodedata.category(character) in ("Cc", "Cs") or character == "\ufffd"
         if bad and character not in allowed:

@@ -53,7 +53,7 @@ def unpickle_text(payload: bytes, row: str = "payload") -> str:
     """The one string in a pickle. Raises UnsafePickleError on anything else; executes nothing."""
     try:
         for opcode, argument, _ in pickletools.genops(payload):
-            if opcode.name not in _PLAIN or (opcode.name in _MEMO and argument > MAX_MEMO):
+            if opcode.name not in _PLAIN or (opcode.name in _MEMO and int(argument or 0) > MAX_MEMO):
                 what = f" ({argument!r:.60})" if argument is not None and opcode.name not in _MEMO else ""
                 raise UnsafePickleError(
                     f"{row}: the pickle holds the opcode {opcode.name}{what}; only one plain text is read, never an "

@@ -155,6 +155,7 @@ def report(control: Control, error: BaseException) -> None:
 
 
 def start(control: Control) -> None:
+    """From here on the program is to blame for whatever happens."""
     control.send("start", time.process_time())
 
 
@@ -267,6 +268,7 @@ def official_guard(program: str) -> None:
 
 
 def time_up(*_: object) -> None:
+    """Handler of SIGPROF in the official procedure."""
     raise TimeUpError("CPU time of this test is used up")
 
 
@@ -311,6 +313,7 @@ def run_official(job: dict[str, Any], control: Control) -> None:
 
 
 def main() -> None:
+    """Read the job, give up rights, set limits, run."""
     job_fd, control_fd = int(sys.argv[1]), int(sys.argv[2])
     with open(job_fd, encoding="utf-8") as file:
         job = json.load(file)

@@ -81,7 +81,8 @@ class Comparison:
             return True
         if not a.isascii():
             raise RefusedError("characters outside ASCII")
-        if ":" in g or ":" in a:
+        ratios = [split(text, lambda t: t == ":")[0] for text in (gold, answer)]
+        if max(map(len, ratios)) > 1:
             return self._same_ratio(gold, answer)
         if (based := _same_base(g, a)) is not None:
             return based
@@ -128,9 +129,9 @@ class Comparison:
         return True
 
     def _tuple(self, gold: Items, answer: Node) -> bool:
-        if isinstance(answer, Interval):
-            ours = _interval(gold)
-            return ours is not None and self._same_interval(ours, answer)
+        if isinstance(answer, Interval | Leaf):
+            ours, theirs = _interval(gold), _interval(answer)
+            return ours is not None and theirs is not None and self._same_interval(ours, theirs)
         if isinstance(answer, Equation):
             return self.same(gold, answer.right)
         if not isinstance(answer, Items) or answer.kind == "set":

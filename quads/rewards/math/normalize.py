@@ -73,10 +73,12 @@ _MODULUS = re.compile(
     r"\s*(?:\(\s*mod(?:ulo)?\s[^()]*\)|\\[pb]?mod(?![A-Za-z]).*|\(\s*\\[pb]?mod(?![A-Za-z])[^()]*\)|\bmod(?:ulo)?\s+[0-9]+)\s*$"
 )
 _UNIT_TEXT = re.compile(r"\\text\{([^{}]*)\}(\^\s*(?:\{\s*)?([23])(?:\s*\})?)?")
+_DEGREE = re.compile(r"\^\s*\\circ\s*(?:\\text\{\s*[CFK]\s*\})?$")
+_FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _UNIT_BARE = re.compile(rf"(?<=[0-9}})])\s*({units.BARE})\b\.?(\^\s*(?:\{{\s*)?([23])(?:\s*\}})?)?\s*$", re.IGNORECASE)
 _THOUSANDS_TEX = re.compile(r"(?<=[0-9])\s*\{,\}\s*(?=[0-9]{3}(?![0-9]))")
-_THOUSANDS_SPACE = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?! ?[0-9/])")
-_THOUSANDS_COMMA = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_THOUSANDS_SPACE = re.compile(r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9/])")
+_THOUSANDS_COMMA = re.compile(r"(?<![0-9,.])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
 _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([+-]?[0-9]{1,4})")
 
 
@@ -163,6 +165,8 @@ def _words(text: str) -> str:
             return inner
         if re.fullmatch(r"\(?\s*mod(?:ulo)?\s+[0-9]+\s*\)?", inner):
             return " (mod " + re.sub(r"[^0-9]", "", inner) + ")"
+        if number := re.fullmatch(r"([-+0-9.,/ ]*[0-9])\s*([A-Za-z]+)", inner):
+            return f"{number.group(1)}\\text{{{number.group(2)}}}"
         if inner in _FUNCTIONS:
             return f"\\{inner} "
         if inner.lower() in ("mod", "(mod"):
@@ -216,13 +220,14 @@ def _fraction(match: re.Match[str]) -> str:
 
 def _tail(text: str) -> tuple[str, str | None]:
     """Drops what may follow an answer: full stops, a modulus, an approximation, units."""
-    text = re.sub(r" +", " ", text).strip().rstrip(".,;: ") if not text.endswith("...") else text
+    text = re.sub(r" +", " ", text).strip().rstrip(".,;: " + _ROW) if not text.endswith("...") else text
     text = _MODULUS.sub("", text)
     if "\\approx" in text:
         head, _, rest = text.partition("\\approx")
         text = head.strip() or rest.strip()
     unit: str | None = None
-    if match := re.search(r"\^\s*\\circ\s*(?:\\text\{\s*[CFK]\s*\})?$", text):
+    # Behind a function the degree belongs to its argument: \sin 60^\circ.
+    if (match := _DEGREE.search(text)) and not _FUNCTION.search(text):
         text, unit = text[: match.start()], "degree"
     elif match := _UNIT_BARE.search(text):
         text, unit = text[: match.start()], _unit(match.group(1), match.group(3))

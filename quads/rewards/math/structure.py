@@ -101,6 +101,11 @@ _WORD = re.compile(r"\(?\s*\\text\{([^{}]*)\}\s*\)?[.:]?")
 NAME = re.compile(
     r"\\?[A-Za-z]+(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]+\}))?'*(?:\s*\(\s*[a-z0-9](?:\s*,\s*[a-z0-9])*\s*\))?|\\text\{[^{}]*\}"
 )
+# {x | 0 <= x < 1}: the condition is the answer.
+_BUILDER = re.compile(
+    r"[A-Za-z](?:\s*\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\||:)(?![A-Za-z])\s*(.*(?:[<>]|\\[lg]e(?![A-Za-z])).*)",
+    re.DOTALL,
+)
 
 
 def tokens(text: str) -> list[str]:
@@ -174,8 +179,7 @@ def _relation(text: str, levels: int) -> Node | None:
         return None
     if all(sign in ("=", "\\equiv") for sign in signs):
         if not all(sides):
-            sides = [side for side in sides if side]
-            return parse(sides[-1], levels - 1) if len(sides) == 1 else Leaf(text)
+            return parse(sides[1], levels - 1) if len(sides) == 2 and sides[1] else Leaf(text)
         expanded = _plus_minus(text, levels)
         return expanded or Equation(tuple(sides), parse(sides[-1], levels - 1))
     if signs == ["\\in"] and NAME.fullmatch(sides[0]):
@@ -209,6 +213,8 @@ def _bracketed(text: str, levels: int) -> Node | None:
     parts = tokens(text)
     opener, closer = (parts[0], parts[-1]) if len(parts) > 1 else ("", "")
     if opener == "\\{" and closer == "\\}" and _closes_at_end(parts):
+        if match := _BUILDER.fullmatch("".join(parts[1:-1]).strip()):
+            return parse(match.group(1), levels - 1)
         inner, _ = split("".join(parts[1:-1]), lambda t: t in (",", ";"))
         return Items("set", _items([piece for piece in inner if piece], levels), "\\{\\}")
     angle = opener == "\\langle" and closer == "\\rangle"

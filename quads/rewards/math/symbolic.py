@@ -28,6 +28,7 @@ from math_verify import parse as math_verify_parse
 
 DIGITS = 15
 WORKING_DIGITS = 400
+POINT_DIGITS = 60
 _CONFIG = ConversionConfig(lowercase_symbols=False)
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
 _DEGREES = re.compile(r"([0-9]+|\\frac\{[0-9]+\}\{[0-9]+\})\s*\^\s*\\circ")
@@ -46,9 +47,10 @@ def read(text: str) -> Any:
     text = re.sub(r"\\text\{\s*([A-Za-z])\s*\}", r"\1", text)
     text = _DECIMAL.sub(lambda m: f"\\frac{{{int(m.group(1) + m.group(2))}}}{{{10 ** len(m.group(2))}}}", text)
     text = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", text)
+    text = re.sub(r"\\log\s*_\s*(?:e|\{\s*e\s*\})(?![A-Za-z])", r"\\ln ", text)
     text = text.replace("\\%", "\\cdot\\frac{1}{100}")
     # The reader adds numbers that stand side by side.
-    if re.search(r"[0-9]\s+[0-9]", text):
+    if re.search(r"(?<![_0-9])[0-9]+\s+[0-9]", text):
         raise UnparsedError("two numbers side by side")
     try:
         value = latex2sympy(text, normalization_config=None, conversion_config=_CONFIG)
@@ -90,12 +92,12 @@ def same_equation(gold: str, answer: str) -> bool:
     ratios = []
     for point in _points(symbols):
         top, bottom = (_number(e.subs(point)) for e in (difference, other))
-        if top is None or bottom is None or _zero(bottom) is not False:
+        if top is None or bottom is None or _zero(bottom, POINT_DIGITS) is not False:
             continue
         ratios.append(top / bottom)
     if len(ratios) < 2:
         return bool(sympy.simplify(difference - other) == 0)
-    return all(_zero(r - ratios[0]) for r in ratios[1:]) and _zero(ratios[0]) is False
+    return all(_zero(r - ratios[0], POINT_DIGITS) for r in ratios[1:]) and _zero(ratios[0], POINT_DIGITS) is False
 
 
 def _evaluated(value: Any) -> Any:
@@ -129,10 +131,10 @@ def _same_at_points(gold: Any, answer: Any, symbols: list[Any]) -> bool | None:
         g, a = _number(gold.subs(point)), _number(answer.subs(point))
         if g is None or a is None:
             continue
-        if not complex_values and not (_zero(sympy.im(g)) and _zero(sympy.im(a))):
+        if not complex_values and not (_real(g) and _real(a)):
             continue
         usable += 1
-        if _zero(g - a) is False:
+        if _zero(g - a, POINT_DIGITS) is False:
             return False
     return True if usable else None
 
@@ -143,12 +145,16 @@ def _number(value: Any) -> Any:
     return value if finite else None
 
 
-def _zero(value: Any) -> bool | None:
-    """Whether a constant has no significant digit at 400 digits; None when it cannot be evaluated."""
+def _real(value: Any) -> bool:
+    return value.is_real is True or _zero(sympy.im(value), POINT_DIGITS) is True
+
+
+def _zero(value: Any, digits: int = WORKING_DIGITS) -> bool | None:
+    """Whether a constant has no significant digit at that many digits; None when it cannot be evaluated."""
     value = sympy.sympify(value)
     if value.is_Rational:
         return bool(value == 0)
-    real, imaginary = value.evalf(DIGITS, maxn=WORKING_DIGITS).as_real_imag()
+    real, imaginary = value.evalf(DIGITS, maxn=digits).as_real_imag()
     parts = [part for part in (real, imaginary) if part != 0]
     if not all(part.is_Number for part in parts):
         return None

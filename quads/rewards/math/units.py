@@ -59,7 +59,10 @@ _WORDS = re.compile(r"[A-Za-z]+(?:[ -][A-Za-z]+){0,3}\.?")
 
 
 def canonical(text: str) -> str | None:
-    """The unit's one name, or None if `text` is not in the table. "square inches" and "sq in" become "in2"."""
+    """The unit's one name, or None if `text` is not in the table. "square inches" is "in2", "meters/s" is "m/s"."""
+    if "/" in text:
+        names = [canonical(part) for part in text.split("/")]
+        return "/".join(name for name in names if name) if all(names) else None
     words = text.lower().strip(" .").split()
     power = ""
     if words and words[0] in ("square", "sq", "cubic"):
@@ -73,7 +76,12 @@ def canonical(text: str) -> str | None:
 def is_noun(text: str) -> bool:
     """Whether `text` can be what was counted ("apples", "square tiles"): up to four words, none of which hedges."""
     text = text.strip()
-    return bool(_WORDS.fullmatch(text)) and not _HEDGES & set(re.split(r"[ -]", text.lower().rstrip(".")))
+    # One letter is a symbol: 2\mathrm{e} is no amount of "e".
+    return (
+        len(text) > 1
+        and bool(_WORDS.fullmatch(text))
+        and not _HEDGES & set(re.split(r"[ -]", text.lower().rstrip(".")))
+    )
 
 
 # Bare unit words after a number. One letter is a symbol unless it stands in \text{...}; "in" and "min" are none here.
