@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -28,9 +29,11 @@ from verl.utils import hf_tokenizer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from quads.rewards.registry import grader
-from quads.rewards.types import FAILURES, Grade
+from quads.rewards.types import FAILURES, STATUSES, Grade
 
 log = logging.getLogger(__name__)
+
+GRADERS_AT_ONCE = 4
 
 
 @dataclass
@@ -153,11 +156,13 @@ class InlineAgentLoopManager:
         outputs = self._generate(samples, sampling)
         seconds = time.perf_counter() - start
         length = self.rollout.response_length
-        grades = [self._grade(s, list(o.token_ids)[:length]) for s, o in zip(samples, outputs, strict=True)]
+        # Graders that wait for a worker or a sandbox run side by side; a grader of microseconds loses nothing.
+        with ThreadPoolExecutor(GRADERS_AT_ONCE) as pool:
+            grades = list(pool.map(self._grade, samples, [list(o.token_ids)[:length] for o in outputs]))
         self.metrics = {
             "quads/seconds_generate": seconds,
             "quads/truncated_share": sum(o.stop_reason == "length" for o in outputs) / len(outputs),
-            "quads/failed_grades": float(sum(g.status in FAILURES for g in grades)),
+            **{f"quads/status/{s}": sum(g.status == s for g in grades) / len(grades) for s in STATUSES},
         }
         scores = neutral_scores(grades, [s.row["uid"] for s in samples])
         rows = [

@@ -36,8 +36,8 @@ _REQUIRED = {
 _INLINE = {
     "seconds_rollout": "quads/seconds_generate",
     "truncated_share": "quads/truncated_share",
-    "failed_grades": "quads/failed_grades",
 }
+_STATUS = "quads/status/"  # share of samples by grade status, so that a broken grader shows in every step
 
 
 def eval_accuracy(data: dict[str, Any]) -> float | None:
@@ -60,7 +60,9 @@ def history_row(record: dict[str, Any]) -> dict[str, float]:
     if missing:
         raise KeyError(f"verl's record of step {step} lacks {missing}; it has {sorted(data)}")
     found = {ours: float(data[verl]) for ours, verl in _REQUIRED.items()}
-    return row | found | {ours: float(data[verl]) for ours, verl in _INLINE.items() if verl in data}
+    inline = {ours: float(data[verl]) for ours, verl in _INLINE.items() if verl in data}
+    statuses = {f"status_{k.removeprefix(_STATUS)}": float(v) for k, v in data.items() if k.startswith(_STATUS)}
+    return row | found | inline | statuses
 
 
 def merge(rows: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -192,7 +192,7 @@ def _trainer(run: Run, paths: RunPaths) -> dict[str, Any]:
         "trainer.default_local_dir": paths.checkpoints,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "reward.num_workers": 0 if runtime.agent_loop == "inline" else 1,
-        "reward.custom_reward_function.path": "pkg://quads.rewards.chain",
+        "reward.custom_reward_function.path": f"pkg://{PACKAGE}.reward",
         "reward.custom_reward_function.name": "compute_score",
     }
 
