@@ -2,7 +2,7 @@
 
     python -m quads.rewards.grade math CASES.jsonl      {"id", "gold", "response", "answer_type"?}
     python -m quads.rewards.grade aime CASES.jsonl      the same; the strict integer path
-    python -m quads.rewards.grade code CASES.jsonl      {"id", "response", "mode", "tests", "fn_name"?, "timeout_s"?, ...}
+    python -m quads.rewards.grade code CASES.jsonl      {"id", "response", "mode", "tests", "fn_name"?, ...}
 
 Each verdict: {"id", "score", "status", "extracted", "detail"}; code adds "official" (LiveCodeBench's own rules) and
 "sandbox" (the level it ran in). Verdicts keep the order of the file. Exit status 0 when every line was graded, 3 when a
@@ -50,9 +50,8 @@ def read_cases(path: Path, kind: str) -> list[Case]:
             raise CaseFileError(f"{path}, line {number}: not JSON: {error}") from None
         missing = [k for k in REQUIRED[kind] if not isinstance(case, dict) or k not in case]
         if missing:
-            raise CaseFileError(
-                f"{path}, line {number}: lacks {', '.join(missing)}; a {kind} case has {REQUIRED[kind]}"
-            )
+            need = ", ".join(REQUIRED[kind])
+            raise CaseFileError(f"{path}, line {number}: lacks {', '.join(missing)}; a {kind} case needs all of {need}")
         cases.append(case)
     if not cases:
         raise CaseFileError(f"{path}: no cases in it")
