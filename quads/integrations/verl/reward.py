@@ -1,10 +1,10 @@
-"""verl's custom_reward_function for the stock agent loop: the same graders, found by the row's data_source.
+"""verl's custom_reward_function for the stock agent loop: the same graders, found by data_source.
 
-Contract: compute_score(data_source, solution_str, ground_truth, extra_info) -> {"score", "acc", "status"}, with the same
-keys for every sample (verl's reward managers append per key). verl decodes without special tokens, so a cut response
-looks finished; the chain grader infers it from the length, others grade what is there. The inline agent loop does not
-come through here: it has the tokens. A failure of the grader scores 0 here, because this interface cannot mask a
-sample; its status says so and the count is logged. Bound the tests of a code sample where its row is made
+Contract: compute_score(data_source, solution_str, ground_truth, extra_info) -> {"score", "acc", "status"}, always with
+all three keys (verl's reward managers append per key). verl decodes without special tokens, so a cut response looks
+finished; the chain grader infers it from the length, others grade what is there. The inline agent loop does not come
+through here: it has the tokens. A failure of the grader scores 0 here, because this interface cannot mask a sample;
+its status says so and the count is logged. Bound the tests of a code sample where its row is made
 (quads.rewards.code: Task.bounded, as_ground_truth).
 """
 
