@@ -33,6 +33,7 @@ report: "workflow/report/workflow.rst"
 localrules:
     all,
     prepare,
+    make_benchmarks,
     track_init,
     track_run,
     report_arms,

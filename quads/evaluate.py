@@ -1,168 +1,208 @@
-"""Stage: pass@1 of one trained run through real vLLM, in its own rollout mode and in BF16.
+"""Stage: accuracy of one trained run through real vLLM, in its own rollout mode and in BF16.
 
-    python -m quads.evaluate --experiment configs/toy.yaml --arm quads --seed 0 --data DIR --train DIR --out DIR
-    -> DIR/{own,bf16}.jsonl (one line per sample), DIR/receipt_{own,bf16}.json, then DIR/result.json
+    python -m quads.evaluate --experiment configs/toy.yaml --arm quads --seed 0 --data DIR --benchmarks DIR --train DIR
+                             --cache DIR --out DIR [--shard i/n]
+    -> samples in the cache; DIR/{generation.json, receipt_{own,bf16}.json, {own,bf16}.jsonl}, then DIR/result.json
 
 Both engines run one after the other in this process: importing vLLM costs more than evaluating. `own` is what the arm
 deploys; `bf16` holds the same master weights rounded to BF16 and says whether training damaged the weights or only
-their quantized copy. A killed evaluation resumes at the first unfinished sample.
-Differs from the accuracy that training logs: more samples per problem, one seed per (problem, sample), an interval.
+their quantized copy. Samples come from the cache where it has them (quads.evaluation.generations): a killed evaluation
+goes on at the first unfinished sample, and a complete cache starts no engine. With --shard only this shard's samples
+are drawn and DIR/shard-i-of-n.json is written last; quads.regrade then merges.
+Differs from the accuracy that training logs: more samples per problem, one seed per (problem, sample), intervals,
+several benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import logging
+import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from quads import paths
 from quads.config import Arm, ConfigError, Experiment, RolloutPrecision, load_arm, load_experiment, resolve_run
-from quads.data.build import read
-from quads.evaluation.records import Records, RecordsError
-from quads.evaluation.sampling import Problem, collect, summarise
+from quads.evaluation.finish import all_wanted, finish, questions_hash
+from quads.evaluation.generations import RecordsError, Shard, Store
+from quads.evaluation.grading import Grading
+from quads.evaluation.lock import locked_folder
+from quads.evaluation.problems import prompts, questions
+from quads.evaluation.sampling import Prompt, Wanted, collect, missing
 from quads.files import ResultFileError, read_result, write_json_atomic
 from quads.integrations.vllm.generate import Engine, EngineError, prepare_environment
 from quads.lifeline import watch_parents
-from quads.rewards.registry import grader
+from quads.provenance import code_hash
+from quads.rewards.code import SandboxUnavailableError
 
 log = logging.getLogger("quads.evaluate")
 
 CHUNKS_PER_ENGINE = 8  # progress lines and, at most, the share of samples that a kill can cost
+PACKAGES = ("vllm", "torch", "transformers")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, evaluate, write; 1 after an error that the message explains."""
-    parser = argparse.ArgumentParser(prog="quads.evaluate", description="pass@1 through the arm's engine and BF16.")
+    parser = argparse.ArgumentParser(prog="quads.evaluate", description="Accuracy through the arm's engine and BF16.")
     parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
     parser.add_argument("--arm", required=True, help="file stem under configs/arms")
     parser.add_argument("--seed", type=int, required=True, help="training seed")
     parser.add_argument("--data", type=Path, required=True, help="folder of quads.prepare")
+    parser.add_argument("--benchmarks", type=Path, required=True, help="folder of quads.make_benchmarks")
+    parser.add_argument("--fetched", type=Path, default=Path("results/data"), help="folder of pinned sets")
     parser.add_argument("--train", type=Path, required=True, help="folder of quads.train")
+    parser.add_argument("--cache", type=Path, help="generation cache (default: OUT/samples)")
     parser.add_argument("--out", type=Path, required=True, help="folder for records and result.json")
+    parser.add_argument(
+        "--shard", type=Shard.parse, help="i/n: draw this part only, e.g. 0/4; merge with quads.regrade"
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     watch_parents()
     configs = args.experiment.parent
     try:
         experiment = load_experiment(args.experiment.stem, configs=configs)
-        arm = load_arm(args.arm, configs=configs)
-        with locked(args.out):
-            result = evaluate(experiment, arm, args.seed, data=args.data, train=args.train, out=args.out)
-        write_json_atomic(args.out / "result.json", result)
-    except (ConfigError, ResultFileError, RecordsError, EngineError) as error:
+        job = Job(experiment, load_arm(args.arm, configs=configs), args.seed, args)
+        with locked_folder(args.out, job.part), locked_folder(job.cache, job.part):
+            job.run()
+    except (ConfigError, ResultFileError, RecordsError, EngineError, SandboxUnavailableError) as error:
         log.error("%s", error)
         return 1
     return 0
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Hold the folder: a second evaluation (an orphan, a double submission) must not append to the same records."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+class Job:
+    """One evaluation: arm and seed under an experiment. `places` holds data, benchmarks, fetched, train, cache, out."""
+
+    def __init__(self, experiment: Experiment, arm: Arm, seed: int, places: argparse.Namespace) -> None:
+        self.experiment, self.arm, self.places = experiment, arm, places
+        self.config = resolve_run(experiment, arm, seed)
+        self.out: Path = places.out
+        self.cache: Path = places.cache or places.out / "samples"
+        self.shard: Shard | None = places.shard
+        evaluation, grpo = experiment.evaluation, experiment.grpo
+        self.max_tokens = evaluation.max_response_tokens or grpo.max_response_tokens
+        self.max_prompt = evaluation.max_prompt_tokens or grpo.max_prompt_tokens
+
+    @property
+    def part(self) -> str:
+        """Name of this job's share, "" for the whole."""
+        return self.shard.name if self.shard else ""
+
+    def run(self) -> None:
+        """Draw, then grade and write result.json, or for a shard its marker."""
+        start = time.monotonic()
+        prepare_environment(self.experiment.runtime)
+        checkpoint, masks = self._trained()
+        evaluation = self.experiment.evaluation
+        asked = questions(self.experiment, self.places.data, self.places.benchmarks, self.places.fetched)
+        # before the engine starts: a machine without a sandbox should say so at once
+        grading = Grading(evaluation.sandbox, self.cache / "verdicts")
+        grading.check(asked)
+        ready, decode = prompts(asked, checkpoint, self.max_prompt)
+        todo = all_wanted({i: p.request for i, p in ready.items()}, asked)
+        weights = checkpoint_hash(checkpoint, masks)
+        engines = {
+            name: self._engine(name, checkpoint, masks, weights, todo, ready, decode) for name in evaluation.engines
+        }
+        generation = {
+            "run_id": self.config.id,
+            "arm": self.arm.name,
+            "seed": self.config.seed,
+            "eval_hash": paths.eval_hash(self.experiment),
+            "evaluation": evaluation.model_dump(mode="json"),
+            "checkpoint_sha256": weights,
+            "data_sha256": read_result(self.places.data / "manifest.json", "data manifest", ("sha256",))["sha256"][
+                "eval"
+            ],
+            "questions": questions_hash(asked),
+            "requests": {i: p.request for i, p in ready.items()},
+            "engines": engines,
+            "versions": {name: version(name) for name in PACKAGES},
+        }
+        write_json_atomic(self.out / "generation.json", generation)
+        drawn = time.monotonic() - start
+        if self.shard:
+            write_json_atomic(self.out / f"{self.part}.json", {"run_id": self.config.id, "seconds": round(drawn, 3)})
+            log.info("%s is complete; when all are: python -m quads.regrade", self.part)
+            return
+        result = finish(generation, asked, evaluation, cache=self.cache, grading=grading, out=self.out)
+        for name, entry in result["engines"].items():
+            average = entry["macro"]["average"] if entry["macro"] else None
+            log.info("%s: pass@1 %.4f, macro average %s", name, entry["pass_at_1"], average)
+        seconds = {"seconds": round(time.monotonic() - start, 3), "seconds_drawing": round(drawn, 3)}
+        write_json_atomic(self.out / "result.json", {**result, **seconds})
+
+    def _trained(self) -> tuple[Path, Path | None]:
+        path = self.places.train / "result.json"
+        trained = read_result(path, "training result", ("run_id", "checkpoint", "rac_masks"))
+        if trained["run_id"] != self.config.id:
+            raise ConfigError(f"{path} is of run {trained['run_id']!r}, this configuration is {self.config.id!r}")
+        return Path(trained["checkpoint"]), Path(trained["rac_masks"]) if trained["rac_masks"] else None
+
+    def _engine(
+        self,
+        name: str,
+        checkpoint: Path,
+        masks: Path | None,
+        weights: str,
+        todo: list[Wanted],
+        ready: dict[str, Prompt],
+        decode: Any,
+    ) -> dict[str, Any]:
+        """Complete one engine's samples; what generation.json says of it."""
+        evaluation, runtime = self.experiment.evaluation, self.experiment.runtime
+        quantization, mode = engine_mode(name, self.arm, masks)
+        conditions = {
+            "model": weights,
+            "mode": mode,
+            # the masks' bytes are in the model hash; their path may change with the folder
+            "quantization": {k: v for k, v in quantization.items() if k != "rac_masks"},
+            "sampling": {k: getattr(evaluation, k) for k in ("temperature", "top_p", "seed")},
+            "max_tokens": self.max_tokens,
+            "runtime": {"device": runtime.device, "dtype": runtime.engine_dtype},
+            "versions": {name: version(name) for name in PACKAGES},
+            # an edit to the plugin or its numerics makes other samples under the same settings
+            "code": code_hash("quads.integrations.vllm", "quads.rollout"),
+        }
+        store = Store.open(self.cache, mode, conditions, self.shard)
+        label, left = f"{self.arm.name} {name} ({mode})", missing(store, todo, self.shard)
+        if left:
+            start = time.monotonic()
+            with Engine(
+                checkpoint,
+                quantization,
+                mode=mode,
+                receipt=store.receipt,
+                runtime=runtime,
+                sampling=evaluation,
+                max_tokens=self.max_tokens,
+                max_model_len=self.max_prompt + self.max_tokens,
+            ) as engine:
+                log.info("%s: engine ready after %.1f s", label, time.monotonic() - start)
+                chunk = max(runtime.max_sequences, -(-len(left) // CHUNKS_PER_ENGINE))
+                collect(engine, left, ready, store, seed=evaluation.seed, decode=decode, chunk=chunk, label=label)
+        else:
+            log.info("%s: every sample is in the cache, no engine starts", label)
+        return {"mode": mode, "conditions": store.conditions, "receipt": self._receipt(name, store)}
+
+    def _receipt(self, name: str, store: Store) -> str | None:
+        """Copy the drawing engine's receipt beside the result; None for a shard that had no problem to draw."""
+        receipts = store.receipts()
+        if not receipts:
+            if self.shard:
+                return None
             raise RecordsError(
-                f"{out} is in use by another evaluation; wait for it or stop it, then run again"
-            ) from None
-        yield
-
-
-def evaluate(experiment: Experiment, arm: Arm, seed: int, *, data: Path, train: Path, out: Path) -> dict[str, Any]:
-    """What result.json says. Raises ConfigError or ResultFileError when the inputs do not belong together."""
-    start = time.monotonic()
-    prepare_environment(experiment.runtime)
-    run = resolve_run(experiment, arm, seed)
-    trained = read_result(train / "result.json", "training result", ("run_id", "checkpoint", "rac_masks"))
-    if trained["run_id"] != run.id:
-        raise ConfigError(f"{train / 'result.json'} is of run {trained['run_id']!r}, this configuration is {run.id!r}")
-    manifest = read_result(data / "manifest.json", "data manifest", ("sha256",))
-    checkpoint = Path(trained["checkpoint"])
-    masks = Path(trained["rac_masks"]) if trained["rac_masks"] else None
-    eval_hash = paths.eval_hash(experiment)
-    identity = {
-        "run_id": run.id,
-        "checkpoint": checkpoint_hash(checkpoint, masks),
-        "data": manifest["sha256"]["eval"],
-        "eval_hash": eval_hash,
-        "sampling": experiment.evaluation.model_dump(mode="json", exclude={"engines", "bootstrap", "confidence"}),
-        "max_tokens": run.grpo.max_response_tokens,
-        "runtime": {"device": run.runtime.device, "dtype": run.runtime.engine_dtype},
-    }
-    problems, decode = load_problems(data / "eval.parquet", checkpoint, run.grpo.max_prompt_tokens)
-    engines = {
-        name: run_engine(name, experiment, arm, checkpoint, masks, identity, problems, decode, out)
-        for name in experiment.evaluation.engines
-    }
-    return {
-        "run_id": run.id,
-        "arm": arm.name,
-        "seed": seed,
-        "eval_hash": eval_hash,
-        "evaluation": experiment.evaluation.model_dump(mode="json"),
-        "checkpoint_sha256": identity["checkpoint"],
-        "data_sha256": identity["data"],
-        "engines": engines,
-        "versions": {name: version(name) for name in ("vllm", "torch", "transformers")},
-        "seconds": round(time.monotonic() - start, 3),
-    }
-
-
-def run_engine(
-    name: str,
-    experiment: Experiment,
-    arm: Arm,
-    checkpoint: Path,
-    masks: Path | None,
-    identity: dict[str, Any],
-    problems: list[Problem],
-    decode: Any,
-    out: Path,
-) -> dict[str, Any]:
-    """Complete one engine's records and sum them up; a complete file starts no engine."""
-    quantization, mode = engine_mode(name, arm, masks)
-    evaluation, runtime = experiment.evaluation, experiment.runtime
-    # the masks' bytes are in the checkpoint hash; their path may change with the folder
-    stated = {k: v for k, v in quantization.items() if k != "rac_masks"}
-    records = Records.open(out / f"{name}.jsonl", {**identity, "engine": name, "mode": mode, "quantization": stated})
-    start = time.monotonic()
-    receipt_path = out / f"receipt_{name}.json"
-    if records.missing(len(problems), evaluation.samples_per_problem):
-        engine = Engine(
-            checkpoint,
-            quantization,
-            mode=mode,
-            receipt=receipt_path,
-            runtime=runtime,
-            sampling=evaluation,
-            max_tokens=experiment.grpo.max_response_tokens,
-            max_model_len=experiment.grpo.max_prompt_tokens + experiment.grpo.max_response_tokens,
-        )
-        total = len(problems) * evaluation.samples_per_problem
-        with engine:
-            log.info("%s (%s): engine ready after %.1f s", name, mode, time.monotonic() - start)
-            collect(
-                engine,
-                problems,
-                records,
-                evaluation,
-                grade=lambda p, text, finished: grader(p.data_source)(text, p.ground_truth, finished),
-                decode=decode,
-                chunk=max(runtime.max_sequences, -(-total // CHUNKS_PER_ENGINE)),
-                label=f"{arm.name} {name} ({mode})",
+                f"{store.folder}: samples of {store.stem} without a receipt prove no engine mode; delete them "
+                f"(rm {store.folder}/{store.stem}*) and run the evaluation again"
             )
-    summary = summarise(records, len(problems), evaluation, mode=mode)
-    log.info("%s: pass@1 %.4f [%.4f, %.4f]", name, *(summary[k] for k in ("pass_at_1", "ci_low", "ci_high")))
-    return {**summary, "receipt": receipt_path.name, "seconds": round(time.monotonic() - start, 3)}
+        target = self.out / f"receipt_{name}.json"
+        shutil.copyfile(receipts[0], target)
+        return target.name
 
 
 def engine_mode(name: str, arm: Arm, masks: Path | None) -> tuple[dict[str, Any], str]:
@@ -178,30 +218,6 @@ def engine_mode(name: str, arm: Arm, masks: Path | None) -> tuple[dict[str, Any]
         )
     chosen = str(masks) if mode.needs_masks else None
     return mode.to_quantization_config(rac_masks=chosen, skip=arm.keep_high_precision), mode.name
-
-
-def load_problems(path: Path, checkpoint: Path, max_prompt_tokens: int) -> tuple[list[Problem], Any]:
-    """The evaluation problems, tokenized with the checkpoint's own chat template, and the decoder of responses."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    problems = []
-    for index, row in enumerate(read(path)):
-        text = str(tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True))
-        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if len(ids) > max_prompt_tokens:
-            raise ConfigError(
-                f"{path}, problem {index}: {len(ids)} prompt tokens, grpo.max_prompt_tokens is {max_prompt_tokens}"
-            )
-        problems.append(Problem(text, ids, row["reward_model"]["ground_truth"], row["data_source"]))
-
-    def decode(ids: list[int]) -> str:
-        # without the end mark only: dropping every special token would turn a wrong answer that contains one into
-        # a right one
-        body = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-        return str(tokenizer.decode(body, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    return problems, decode
 
 
 def checkpoint_hash(checkpoint: Path, masks: Path | None) -> str:

@@ -1,10 +1,12 @@
 """Where every result lies: the one home of path names, used by the rules and by stages that look for siblings.
 
     results/shared/data-<hash>/                   hash over Data
+    results/shared/benchmarks-<hash>/             hash over Data, Benchmarks
     results/shared/model-<hash>/                  hash over Model, Data, Warmup
     results/shared/tracking-<hash>.json           hash over Tracking: the store is initialised
     results/<experiment>/train/<run id>/          run id = <arm>-seed<seed>-<hash over Run>
     results/<experiment>/checkpoints/<run id>/    never an output: survives a failed job
+    results/<experiment>/samples/<run id>/        never an output: generation cache, keyed by what decides a sample
     results/<experiment>/eval/<run id>-<hash over Evaluation>/
     results/<experiment>/mlflow/<run id>-<hash over Evaluation>.json
     results/<experiment>/report[_all]/
@@ -30,6 +32,16 @@ def eval_hash(experiment: Experiment) -> str:
 def data_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
     """Prepared data, shared by experiments with the same `data`."""
     return results / "shared" / f"data-{config_hash(experiment.data)}"
+
+
+def benchmarks_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Benchmarks made offline, shared by experiments with the same `data` and `evaluation.benchmarks`."""
+    return results / "shared" / f"benchmarks-{config_hash(experiment.data, experiment.evaluation.benchmarks)}"
+
+
+def samples_dir(experiment: Experiment, run: Run, results: Path = RESULTS) -> Path:
+    """Samples of one training run under any evaluation settings (quads.evaluation.generations)."""
+    return results / experiment.name / "samples" / run.id
 
 
 def model_dir(experiment: Experiment, results: Path = RESULTS) -> Path:

@@ -1,7 +1,8 @@
 """Stage: tables, figures and the comparison with the paper, from the result files of an experiment.
 
     python -m quads.report --experiment configs/toy.yaml [--more-arms] --results results --out DIR
-    -> DIR/table.{csv,md}, curves.csv, paper.csv, claims.csv, {reward,gap,accuracy}.{svg,png}, then DIR/report.json
+    -> DIR/table.{csv,md}, curves.csv, paper.csv, claims.csv, benchmarks.csv, tests.csv,
+       {reward,gap,accuracy}.{svg,png}, then DIR/report.json
 
 report.json lists every source file with its sha256, so that a number can be followed to the run it came from.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from quads.config import ConfigError, Experiment, load_arms, load_experiment
 from quads.files import ResultFileError, write_json_atomic, write_text_atomic
-from quads.paper import claims, figures, render, tables
+from quads.paper import benchmarks, claims, figures, render, render_benchmarks, tables
 from quads.paper.sources import Source, load_sources
 
 log = logging.getLogger("quads.report")
@@ -51,13 +52,19 @@ def build(experiment: Experiment, sources: Sequence[Source], out: Path) -> dict[
     rows = tables.build_rows(sources, evaluation)
     compared = claims.compare_claims(sources, evaluation)
     order = claims.order_of_gaps(sources)
+    scores, tests = benchmarks.benchmark_records(sources, evaluation), benchmarks.comparisons(sources, evaluation)
+    sandboxes = sorted({str(s.eval["sandbox"]) for s in sources if s.eval.get("sandbox")})
     texts = {
         "table.csv": tables.to_csv([tables.record(r) for r in rows]),
-        "table.md": render.page(experiment, rows, compared, order),
+        "table.md": render.page(
+            experiment, rows, compared, order, render_benchmarks.section(scores, tests, evaluation, sandboxes)
+        ),
         "curves.csv": tables.to_csv(tables.curve_records(sources)),
         "paper.csv": tables.to_csv(claims.compare_rows(sources, evaluation)),
         "claims.csv": tables.to_csv(compared),
     }
+    if scores:
+        texts |= {"benchmarks.csv": tables.to_csv(scores), "tests.csv": tables.to_csv(tests)}
     for name, text in texts.items():
         write_text_atomic(out / name, text)
     drawn = {

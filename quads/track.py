@@ -124,6 +124,11 @@ def _finals(trained: dict[str, Any], evaluated: dict[str, Any]) -> dict[str, flo
         for name in EVAL_METRICS
         if entry.get(name) is not None
     }
+    for engine, entry in evaluated["engines"].items():
+        scores = {name: found["pass_at_1"] for name, found in entry.get("benchmarks", {}).items()}
+        if entry.get("macro"):
+            scores["macro_average"] = entry["macro"]["average"]
+        out |= {f"eval.{engine}.{name}": float(score) for name, score in scores.items()}
     delta = trained["delta_weight"]
     if delta is not None:
         out |= {f"delta_weight.{k}": float(delta[k]) for k in ("elements", "different", "max_abs")}

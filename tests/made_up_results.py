@@ -4,7 +4,7 @@ import json
 import math
 
 from quads import paths
-from quads.config import Arm, Evaluation, Experiment, Grpo, config_hash, resolve_run
+from quads.config import Arm, Benchmarks, Evaluation, Experiment, Grpo, config_hash, resolve_run
 
 # arm -> (share right at the start, share right at the end, mean gap at the end)
 MADE_UP = {
@@ -14,6 +14,7 @@ MADE_UP = {
     "quads": (0.50, 0.85, 0.01),
 }
 PROBLEMS, SAMPLES, STEPS = 100, 4, 12
+BENCHMARKS = ("chain_depth2", "chain_code")
 
 
 def made_up_arms():
@@ -34,7 +35,7 @@ def made_up_experiment(seeds=(0,)):
         arms=tuple(MADE_UP),
         seeds=seeds,
         grpo=Grpo(steps=STEPS),
-        evaluation=Evaluation(samples_per_problem=SAMPLES, bootstrap=400),
+        evaluation=Evaluation(samples_per_problem=SAMPLES, bootstrap=400, benchmarks=Benchmarks(names=BENCHMARKS)),
     )
 
 
@@ -83,6 +84,31 @@ def _engine(share, mode):
         "tokens_mean": 7.0,
         "truncated_share": 0.0,
         "per_problem": per_problem,
+        "benchmarks": {name: _benchmark(per_problem, name) for name in BENCHMARKS},
+        "macro": {"average": mean},
+    }
+
+
+def _benchmark(per_problem, name):
+    right = round(SAMPLES * sum(per_problem))
+    program = name == "chain_code"
+    return {
+        "problems": PROBLEMS,
+        "samples_per_problem": SAMPLES,
+        "pass_at_1": sum(per_problem) / PROBLEMS,
+        "pass_at_k": {"1": sum(per_problem) / PROBLEMS, "4": sum(p > 0 for p in per_problem) / PROBLEMS},
+        "maj_at_k": None if program else 0.5,
+        "statuses": {"correct": right, "wrong": SAMPLES * PROBLEMS - right - 4, "no_answer": 4},
+        "failures": 0,
+        "no_answer_share": 4 / (SAMPLES * PROBLEMS),
+        "truncated_share": 0.01,
+        "official_share": 0.25 if program else None,
+        "tokens_mean": 7.0,
+        "tokens_median": 7.0,
+        "tokens_p95": 8.0,
+        "logprob_mean": -0.5,
+        "per_problem": per_problem,
+        "graded_per_problem": [SAMPLES] * PROBLEMS,
     }
 
 
@@ -107,6 +133,6 @@ def write_run(results, experiment, arm, seed, numbers=None):
     (train / "result.json").write_text(json.dumps(result))
     (train / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in _history(start, end, gap, seed)))
     engines = {"own": _engine(end, arm.rollout.mode), "bf16": _engine(end, "bf16")}
-    summary = {"run_id": run.id, "eval_hash": paths.eval_hash(experiment), "engines": engines}
+    summary = {"run_id": run.id, "eval_hash": paths.eval_hash(experiment), "engines": engines, "sandbox": "bwrap"}
     (evaluation / "result.json").write_text(json.dumps(summary))
     return train, evaluation

@@ -5,8 +5,10 @@ is trained, hashed and saved beside its result.
 """
 
 from quads.config.arms import Arm, Correction, Rac, RolloutPrecision, TrainerPrecision
+from quads.config.diagnostics import Collapse, Diagnostics
 from quads.config.errors import ConfigError
 from quads.config.experiment import (
+    Benchmarks,
     Data,
     Evaluation,
     Experiment,
@@ -22,9 +24,12 @@ from quads.config.run import Run, canonical_json, config_hash, resolve_run
 
 __all__ = [
     "Arm",
+    "Benchmarks",
+    "Collapse",
     "ConfigError",
     "Correction",
     "Data",
+    "Diagnostics",
     "Evaluation",
     "Experiment",
     "Grpo",

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from quads.config.arms import Frozen
+from quads.config.diagnostics import Diagnostics
 
 
 class Model(Frozen):
@@ -112,8 +113,41 @@ class Grpo(Frozen):
         return self
 
 
+class Benchmarks(Frozen):
+    """What an arm is compared on, beside its own held-out chains; the macro average weighs every name alike.
+
+    chain_depth<d>, chain_code: made offline (quads.data.toy_benchmarks); other names: pinned sets
+    (quads.data.benchmarks).
+    """
+
+    names: tuple[str, ...] = ("chain_depth2", "chain_depth4", "chain_depth6", "chain_code")
+    problems: int = Field(96, gt=0, description="problems of each chain_depth benchmark")
+    code_problems: int = Field(12, gt=0, description="problems of chain_code: each distinct program costs 0.2 s")
+    seed: int = 5000
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"benchmarks.names lists a name twice: {list(self.names)}")
+        return self
+
+
 class Evaluation(Frozen):
     """pass@1 = mean over samples_per_problem samples, one seed per (problem, sample)."""
+
+    benchmarks: Benchmarks = Benchmarks()
+    samples: dict[str, int] = Field(
+        default={}, description="samples per problem by benchmark; unset: 32 for pinned mathematics, 8 for pinned code"
+    )
+    max_response_tokens: int | None = Field(None, gt=0, description="null: grpo.max_response_tokens")
+    max_prompt_tokens: int | None = Field(None, gt=0, description="null: grpo.max_prompt_tokens")
+    noninferiority_margin: float = Field(
+        2.0, gt=0, description="points an arm may lie below BF16; fixed before the runs, never after seeing them"
+    )
+    permutations: int = Field(9999, gt=0, description="sign flips of the paired test, where it is not enumerated")
+    sandbox: Literal["bwrap", "namespaces", "rlimits"] = Field(
+        "bwrap", description="weakest isolation accepted for generated programs; its name is in every report"
+    )
 
     samples_per_problem: int = Field(4, gt=0)
     temperature: float = Field(1.0, ge=0)
@@ -171,6 +205,7 @@ class Experiment(Frozen):
     evaluation: Evaluation = Evaluation()
     runtime: Runtime = Runtime()
     tracking: Tracking = Tracking()
+    diagnostics: Diagnostics = Diagnostics()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,1 +1,1 @@
-"""pass@1 with its uncertainty: per-sample records, unbiased estimators, bootstrap over problems (no engine here)."""
+"""Accuracy with its uncertainty: generation cache, grading, estimators, intervals and tests (no engine here)."""

@@ -35,11 +35,11 @@ _CHUNK = 1_000_000  # draws held at once
 class Tally:
     """Right answers and graded samples per problem of one benchmark, both int64 [P]."""
 
-    correct_P: IntArray
-    samples_P: IntArray
+    correct: IntArray
+    samples: IntArray
 
     def __post_init__(self) -> None:
-        correct, samples = self.correct_P, self.samples_P
+        correct, samples = self.correct, self.samples
         if correct.ndim != 1 or correct.shape != samples.shape or correct.size == 0:
             raise ValueError(f"tally: expected two vectors of one length > 0, got {correct.shape} and {samples.shape}")
         if (samples < 1).any():
@@ -62,15 +62,15 @@ class Tally:
         return cls(np.nansum(scores, axis=1).astype(np.int64), valid.sum(axis=1).astype(np.int64))
 
     @property
-    def means_P(self) -> FloatArray:
+    def means(self) -> FloatArray:
         """Share of right samples per problem, float64 [P]."""
-        means: FloatArray = self.correct_P / self.samples_P
+        means: FloatArray = self.correct / self.samples
         return means
 
     @property
     def mean(self) -> float:
         """avg@k of the benchmark."""
-        return float(self.means_P.mean())
+        return float(self.means.mean())
 
 
 def macro_average(tallies: Sequence[Tally]) -> float:
@@ -82,12 +82,12 @@ def macro_average(tallies: Sequence[Tally]) -> float:
 
 def decoding_interval(tallies: Sequence[Tally], *, resamples: int, confidence: float, seed: int) -> Interval | None:
     """Macro average with its interval over redrawn samples; None where a problem has one sample only."""
-    if any((t.samples_P < 2).any() for t in tallies):
+    if any((t.samples < 2).any() for t in tallies):
         return None
     rng = np.random.default_rng(seed)
     deviation_R = np.zeros(resamples)
     for tally in tallies:
-        p_P, n_P = tally.means_P, tally.samples_P
+        p_P, n_P = tally.means, tally.samples
         stretch_P = np.sqrt(n_P / (n_P - 1))
         for rows in _rows(resamples, len(n_P)):
             redrawn = rng.binomial(n_P, p_P, size=(rows.stop - rows.start, len(n_P))) / n_P
@@ -101,7 +101,7 @@ def problem_interval(tallies: Sequence[Tally], *, resamples: int, confidence: fl
     rng = np.random.default_rng(seed)
     mean_R = np.zeros(resamples)
     for tally in tallies:
-        p_P, n_P = tally.means_P, tally.samples_P
+        p_P, n_P = tally.means, tally.samples
         for rows in _rows(resamples, len(n_P)):
             pick = rng.integers(0, len(n_P), size=(rows.stop - rows.start, len(n_P)))
             mean_R[rows] += (rng.binomial(n_P[pick], p_P[pick]) / n_P[pick]).mean(axis=1) / len(tallies)

@@ -4,7 +4,7 @@
     encode       device functions shared by all kernels
     weight       weight_amax, quantize_weight, fake_quantize_weight, pack_weight
     activation   quantize_activation, fake_quantize_activation, pack_activation
-    rac          pack_rac: both passes of residual compensation from one read of x
+    rac_quantize pack_rac: both passes of residual compensation from one read of x
 
 `tests/kernels` checks that each public function has a definition of the same name and parameters in `quads.numerics`.
 Importing a submodule needs Triton; importing this package does not. Nothing falls back silently: a kernel called with

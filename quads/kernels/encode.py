@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-HARDWARE = not INTERPRETED
+HARDWARE = tl.constexpr(not INTERPRETED)
 # Options of every launch. The interpreter knows no compiler options.
 LAUNCH: dict[str, bool] = {} if INTERPRETED else {"enable_fp_fusion": False}
 

@@ -116,15 +116,19 @@ def claims_table(records: Sequence[dict[str, object]]) -> str:
 
 
 def page(
-    experiment: Experiment, rows: Sequence[Row], claims: Sequence[dict[str, object]], gap_order: Sequence[str]
+    experiment: Experiment,
+    rows: Sequence[Row],
+    claims: Sequence[dict[str, object]],
+    gap_order: Sequence[str],
+    benchmarks: str = "",
 ) -> str:
-    """The whole Markdown page."""
+    """The whole Markdown page; `benchmarks` is the section of render_benchmarks."""
     evaluation = experiment.evaluation
     return f"""# {experiment.title}
 
 {main_table(rows)}
-pass@1 in percent: mean over {evaluation.samples_per_problem} samples per problem, temperature \
-{evaluation.temperature:g}; start: one sample per problem, Wilson interval. Brackets are \
+pass@1 in percent on the held-out chains of the training task: mean over {evaluation.samples_per_problem} samples per \
+problem, temperature {evaluation.temperature:g}; start: one sample per problem, Wilson interval. Brackets are \
 {100 * evaluation.confidence:g} % intervals: bootstrap over problems ({evaluation.bootstrap} resamples), paired for \
 differences. They do not cover training seeds: those show as a standard deviation where several ran. Status compares \
 end with start in the arm's own engine.
@@ -132,6 +136,7 @@ end with start in the arm's own engine.
 {gap_table(rows)}
 Gap = |log pi_trainer - log pi_rollout| on rollout tokens. Mean gaps from large to small: {" > ".join(gap_order)}.
 
+{benchmarks}
 ## Beside the paper
 
 {claims_table(claims)}

@@ -24,6 +24,7 @@ from quads.files import ResultFileError, read_jsonl, read_result, rebuild_comman
 TRAIN_KEYS = ("run_id", "config_hash", "code_hash", "commit", "steps", "checkpoint", "delta_weight")
 EVAL_KEYS = ("run_id", "eval_hash", "engines")
 ENGINE_KEYS = ("pass_at_1", "ci_low", "ci_high", "problems", "samples_per_problem", "per_problem", "mode")
+BENCHMARK_KEYS = ("pass_at_1", "per_problem", "graded_per_problem", "pass_at_k", "statuses", "failures")
 STEP_KEYS = ("reward", "gap_mean", "gap_max", "k3", "ess", "clipped_share", "seconds")
 
 
@@ -102,6 +103,10 @@ def _check_engines(evaluation: dict[str, Any], experiment: Experiment, path: Pat
             raise _broken(path, f"engine {name!r} is missing or incomplete")
         if len(entry["per_problem"]) != entry["problems"]:
             raise _broken(path, f"engine {name!r}: {len(entry['per_problem'])} of {entry['problems']} problems")
+        for benchmark in experiment.evaluation.benchmarks.names:
+            found = entry.get("benchmarks", {}).get(benchmark)
+            if not isinstance(found, dict) or any(k not in found for k in BENCHMARK_KEYS):
+                raise _broken(path, f"engine {name!r}, benchmark {benchmark!r} is missing or incomplete")
 
 
 def _broken(path: Path, problem: str, target: Path | None = None) -> ResultFileError:

@@ -17,7 +17,7 @@ def tally(rng, p_P, samples):
 def test_scores_become_counts_and_failed_grading_is_masked():
     nan = float("nan")
     got = Tally.from_scores([[1, 0, nan], [1, 1, 1]])
-    assert got.correct_P.tolist() == [1, 3] and got.samples_P.tolist() == [2, 3]
+    assert got.correct.tolist() == [1, 3] and got.samples.tolist() == [2, 3]
     assert got.mean == pytest.approx((0.5 + 1) / 2)
     with pytest.raises(ValueError, match="problem 1 has no graded sample"):
         Tally.from_scores([[1, 0], [nan, nan]])

@@ -30,6 +30,7 @@ def test_payload_says_what_the_files_say(written):
     assert payload.steps[0][2] == {"eval_accuracy": 0.50}
     assert [s for _, s, _ in payload.steps] == [2.0 * step for step in range(STEPS + 1)]
     assert payload.finals["eval.own.pass_at_1"] == pytest.approx(85.5 / PROBLEMS)
+    assert payload.finals["eval.own.chain_code"] == payload.finals["eval.own.macro_average"] == 85.5 / PROBLEMS
     assert payload.finals["delta_weight.different"] == 0.0
     assert train / "history.jsonl" in payload.artifacts["train"]
 

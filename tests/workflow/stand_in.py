@@ -22,7 +22,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     if STAGE == "track":
         parser.add_argument("action", choices=["init", "log"])
-    for name in ("experiment", "data", "model", "train", "eval", "checkpoints", "results", "out"):
+    for name in (
+        *("experiment", "data", "benchmarks", "model", "train", "eval", "checkpoints", "cache", "results", "out"),
+    ):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--arm")
     parser.add_argument("--seed", type=int)
@@ -55,7 +57,7 @@ def main() -> None:
             (a.out / name).write_text(f"stand-in {name}\n")
         write_json_atomic(a.out / "report.json", {})
     else:
-        name = "manifest.json" if STAGE in ("prepare", "warmup") else "result.json"
+        name = "manifest.json" if STAGE in ("prepare", "make_benchmarks", "warmup") else "result.json"
         write_json_atomic(a.out / name, {"stage": STAGE, "arm": a.arm, "seed": a.seed})
 
 

@@ -22,7 +22,7 @@ ACCEPTED_LINTS = {
 
 def expected_jobs(arms: int, seeds: int) -> dict[str, int]:
     runs = arms * seeds
-    once = {"prepare": 1, "warmup": 1, "track_init": 1, "report_arms": 1}
+    once = {"prepare": 1, "make_benchmarks": 1, "warmup": 1, "track_init": 1, "report_arms": 1}
     return {**once, "train": runs, "evaluate": runs, "track_run": runs}
 
 

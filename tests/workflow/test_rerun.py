@@ -62,6 +62,17 @@ def test_evaluation_setting_evaluates_only(finished: Box) -> None:
     assert finished.count("smoke") == {"evaluate": 2, "track_run": 2, "report_arms": 1}
 
 
+def test_benchmark_setting_makes_them_and_evaluates_only(finished: Box) -> None:
+    finished.edit("smoke.yaml", evaluation={"benchmarks": {"problems": 5}})
+    assert finished.count("smoke") == {"make_benchmarks": 1, "evaluate": 2, "track_run": 2, "report_arms": 1}
+
+
+def test_benchmark_code_edit_retrains_nothing(finished: Box) -> None:
+    path = finished.folder / "quads/data/toy_benchmarks.py"
+    path.write_text(path.read_text() + "\nNEW = 1\n")
+    assert {"train", "prepare", "warmup"}.isdisjoint(finished.count("smoke"))
+
+
 def test_comment_in_yaml_reruns_nothing(finished: Box) -> None:
     for file in ("configs/smoke.yaml", "configs/arms/quads.yaml"):
         path = finished.folder / file

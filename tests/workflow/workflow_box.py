@@ -1,6 +1,6 @@
 """A box: a copy of the repository in which whole workflows run in seconds, because the stages are replaced.
 
-Snakefile, rules, profiles, configs and the package `quads` are the real ones. Only the six stage modules are replaced
+Snakefile, rules, profiles, configs and the package `quads` are the real ones. Only the seven stage modules are replaced
 by `stand_in.py`, which takes the same arguments and writes the declared outputs. So what is tested is the DAG and its
 reasons to run again, with real Snakemake metadata, not the stages.
 """
@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-STAGES = ("prepare", "warmup", "train", "evaluate", "track", "report")
+STAGES = ("prepare", "make_benchmarks", "warmup", "train", "evaluate", "track", "report")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 

@@ -22,6 +22,7 @@ from quads.config import (
     load_experiments,
     resolve_run,
 )
+from quads.data.toy_benchmarks import is_toy
 from quads.provenance import TRAINING, code_hash
 
 DEFAULT = "toy"
@@ -54,6 +55,9 @@ def load():
 EXPERIMENTS, RUNS = load()
 # Data and models are shared: any experiment with the same settings describes them.
 DATA = {paths.data_dir(e).name: name for name, e in reversed(EXPERIMENTS.items())}
+BENCHMARKS = {
+    paths.benchmarks_dir(e).name: name for name, e in reversed(EXPERIMENTS.items())
+}
 MODELS = {paths.model_dir(e).name: name for name, e in reversed(EXPERIMENTS.items())}
 STORES = {
     paths.tracking_marker(e).stem: name for name, e in reversed(EXPERIMENTS.items())
@@ -65,6 +69,7 @@ wildcard_constraints:
     run="|".join(sorted({run for _, run in RUNS})),
     eval_hash="|".join(sorted({paths.eval_hash(e) for e in EXPERIMENTS.values()})),
     data="|".join(DATA),
+    benchmarks="|".join(BENCHMARKS),
     model="|".join(MODELS),
     store="|".join(STORES),
 
@@ -105,6 +110,16 @@ def folder(wildcards, output):
 
 def data_manifest(wildcards):
     return paths.data_dir(experiment_of(wildcards)) / "manifest.json"
+
+
+def benchmark_manifests(wildcards):
+    """What is made offline and, for pinned sets, what was fetched."""
+    experiment = experiment_of(wildcards)
+    pinned = [n for n in experiment.evaluation.benchmarks.names if not is_toy(n)]
+    return [
+        paths.benchmarks_dir(experiment) / "manifest.json",
+        *(f"results/data/{name}/manifest.json" for name in pinned),
+    ]
 
 
 def model_manifest(wildcards):

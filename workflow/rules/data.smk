@@ -1,4 +1,4 @@
-"""Data and the warm checkpoint: shared by every arm and seed, named by the hash of what decides them."""
+"""Data, benchmarks and the warm checkpoint: shared by every arm and seed, named by the hash of what decides them."""
 
 
 rule prepare:
@@ -14,6 +14,22 @@ rule prepare:
         out=folder,
     shell:
         "python -m quads.prepare --experiment {params.experiment} --out {params.out} 2>&1 | tee -a {log}"
+
+
+# Not part of `prepare`: no training result depends on benchmarks, so changing them retrains nothing.
+rule make_benchmarks:
+    output:
+        "results/shared/{benchmarks}/manifest.json",
+    log:
+        "results/logs/shared/{benchmarks}.log",
+    benchmark:
+        "results/benchmarks/shared/{benchmarks}.tsv"
+    params:
+        code=code_hash("quads.make_benchmarks"),
+        experiment=lambda wildcards, output: f"configs/{BENCHMARKS[wildcards.benchmarks]}.yaml",
+        out=folder,
+    shell:
+        "python -m quads.make_benchmarks --experiment {params.experiment} --out {params.out} 2>&1 | tee -a {log}"
 
 
 rule warmup:

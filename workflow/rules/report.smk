@@ -19,6 +19,7 @@ rule report_arms:
         ),
         markdown="results/{experiment}/report{all}/table.md",
         curves="results/{experiment}/report{all}/curves.csv",
+        # not declared, because an experiment may have no benchmarks: benchmarks.csv, tests.csv
         reward=report(
             "results/{experiment}/report{all}/reward.svg",
             caption="../report/reward.rst",

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMM rows of the benchmark: exact emulation, packed weights, RAC forms; bars 6 to 9.
+
+    dense    [4096, 2048] x [6144, 2048]^T     compute-bound (prefill)
+    decode   128 experts of [1536, 2048], 16 tokens each     bound by weight bytes
+    experts  the same with 256 tokens each, even and uneven loads
+    thin     [16, 2048] x [6144, 2048]^T       one linear at decode
+
+Every row's operands are quantized random data, and its output is compared with the float64 sum of the same q*s, put
+through the definition's fp32 roundings: a row prints the share of outputs that differ after rounding to bf16 (fp32
+accumulation in another order; one bf16 step at most). Quantizing activations is timed elsewhere, not here.
+`rows(sweep=True)` adds the tile sizes that were tried; a sweep's best is optimistic by about the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from quads.bench.protocol import Bar, Case, InexactError, Measured, best, measure, ratio, sets_beyond_l2
+from quads.kernels import gemm, rac_gemm
+from quads.kernels.gemm import CachedWeight, Tile
+from quads.kernels.packed import PackedTile, PackedWeight, packed, prepack
+from quads.kernels.rac_gemm import Terms
+from quads.numerics import nvfp4
+from quads.numerics.qdq import quantize_weight, weight_amax
+from quads.numerics.rac import RacSpec
+
+# Share of bf16 outputs that may differ from the float64 sum: measured 0 and 1e-4 to 1e-3 (see docs/kernels.md).
+LIMIT_PLAIN, LIMIT_RAC = 2e-6, 5e-3
+SPEC = RacSpec(0.5)
+H, I2, ROWS, EXPERTS = 2048, 6144, 4096, 128
+PACKED_SWEEP = [(16, 128, 4, 4), (16, 64, 4, 4), (16, 128, 3, 4), (16, 64, 6, 4), (16, 256, 3, 8)]
+DENSE_SWEEP = [
+    Tile(128, 256, 64, 8, 3, 8), Tile(128, 256, 64, 8, 3, 8, True), Tile(128, 256, 64, 8, 3, 4, True, True),
+    Tile(128, 256, 64, 8, 4, 4, True, True), Tile(128, 256, 64, 8, 4, 4, False, True), Tile(128, 128, 64, 8, 4, 8),
+]  # fmt: skip
+GROUPED_SWEEP = [
+    Tile(128, 128, 64, 8, 4, 8), Tile(128, 256, 64, 8, 3, 8), Tile(128, 256, 64, 8, 4, 4, False, True),
+    Tile(128, 256, 64, 8, 4, 4, True, True),
+]  # fmt: skip
+
+
+class Weights:
+    """A quantized random weight [(E,) N, K] in all layouts that the cases need."""
+
+    def __init__(self, *shape: int, order: Tensor | None = None):
+        w = torch.randn(*shape, device="cuda").mul_(0.02).to(torch.bfloat16)
+        self.quantized = quantize_weight(w, "nvfp4")
+        self.cached = gemm.cache(self.quantized)
+        nv = nvfp4.quantize(w.float(), nvfp4.global_scale(weight_amax(w)), "verl_export")
+        self.packed = prepack(nv.codes, nv.scales, self.quantized.rcp)
+        self.packed_ordered = prepack(nv.codes, nv.scales, self.quantized.rcp, order)
+
+
+def reference(t: Terms, w: CachedWeight, offsets: Tensor | None) -> Tensor:
+    """bf16 [T, N]: float64 sums, then the definition's roundings."""
+    a = t.first.double() if t.second is None else t.first.double() + t.second.double()
+    if offsets is None:
+        return ((a @ w.qs.double().mT).float() * t.rcp * w.rcp).to(torch.bfloat16)
+    bounds = offsets.tolist()
+    parts = []
+    for e, (lo, hi) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        parts.append(((a[lo:hi] @ w.qs[e].double().mT).float() * t.rcp[lo:hi] * w.rcp[e]).to(torch.bfloat16))
+    return torch.cat(parts)
+
+
+def agree(run: Callable[[], Tensor], expected: Tensor, limit: float) -> Callable[[], str]:
+    """Check of a case: share of different bf16 outputs at most `limit`, none by more than one step."""
+
+    def check() -> str:
+        got = run().reshape(expected.shape)
+        different = got != expected
+        share = float(different.float().mean())
+        step = (got.float() - expected.float()).abs() / expected.float().abs().clamp(min=1e-30)
+        worst = float(step[different].max()) if share else 0.0
+        if not share <= limit or not worst <= 2**-7 * 1.01:  # NaN fails both
+            raise InexactError(f"{share:.2e} of {got.numel()} outputs differ (limit {limit:g}), worst {worst:.2e}")
+        return f"{different.sum()} of {got.numel()} differ by one step"
+
+    return check
+
+
+def _mask(k: int, share: float = 0.5) -> Tensor:
+    blocks = torch.zeros(k // 16, dtype=torch.bool)
+    blocks[torch.randperm(k // 16)[: int(share * k // 16)]] = True
+    return blocks.repeat_interleave(16).cuda()
+
+
+def _uniform(t: Terms) -> Terms:
+    """The same operands with one scale for all rows (what a static activation scale gives)."""
+    return Terms(t.first, t.second, torch.full_like(t.rcp, float(t.rcp[0])))
+
+
+def dense(sweep: bool) -> Iterator[list[Measured]]:
+    """Group `dense`."""
+    mask = _mask(H)
+    order, blocks = rac_gemm.masked_first(mask), rac_gemm.selected_blocks(mask)
+    masked = blocks.numel()
+    w = Weights(I2, H).cached
+    sets = sets_beyond_l2(2 * (ROWS * H + I2 * H + ROWS * I2), 3)
+    x = [torch.randn(ROWS, H, device="cuda") for _ in range(sets)]
+    plain, rac = [rac_gemm.terms(v) for v in x], [rac_gemm.terms(v, SPEC, mask) for v in x]
+    bf16 = [v.to(torch.bfloat16) for v in x]
+    alpha = float(plain[0].rcp[0]) * float(w.rcp[0])
+    one = float(torch.tensor(alpha))
+    augmented, ordered = rac_gemm.augment(w, blocks), rac_gemm.order_weight(w, order)
+    cat, sorted_terms = [rac_gemm.concatenate(t, blocks) for t in rac], [rac_gemm.order_terms(t, order, masked) for t in rac]
+    once = [torch.cat([t.first, t.second], -1) for t in sorted_terms]
+    w_S = rac_gemm.take_blocks(w.qs, blocks)
+    y = torch.empty(ROWS, I2, device="cuda", dtype=torch.bfloat16)
+    ref, ref_rac = reference(plain[0], w, None), reference(rac[0], w, None)
+    unit = CachedWeight(w.qs, torch.full_like(w.rcp, one))
+    ones = torch.ones_like(plain[0].rcp)
+    ref_u = reference(Terms(plain[0].first, None, ones), unit, None)
+    ref_ur = reference(Terms(rac[0].first, rac[0].second, ones), unit, None)
+    flops = 2 * ROWS * H * I2
+
+    def case(name: str, run: Callable[[int], Tensor], expected: Tensor | None, limit: float) -> Case:
+        return Case(name, run, flops=flops, check=None if expected is None else agree(lambda: run(0), expected, limit))
+
+    cases = [
+        case("bf16 cuBLAS", lambda i: torch.matmul(bf16[i], w.qs.mT, out=y), None, 0),
+        case("emulated, one scale, cuBLAS", lambda i: gemm.uniform_product(plain[i].first, one, w.qs, y), ref_u, LIMIT_PLAIN),
+        case("emulated, per token, cuBLAS fp32 + scaling",
+             lambda i: gemm.linear(plain[i].first, plain[i].rcp, w, torch.bfloat16, method="cublas"), ref, LIMIT_PLAIN),
+        case("RAC 50 % form A, one scale, cuBLAS",
+             lambda i: gemm.uniform_product(cat[i], one, augmented.qs, y), ref_ur, LIMIT_RAC),
+        case("RAC 50 % form B, per token, cuBLAS fp32",
+             lambda i: rac_gemm.form_b(rac[i], w, w_S, blocks, torch.bfloat16), ref_rac, LIMIT_RAC),
+    ]  # fmt: skip
+    for tile in DENSE_SWEEP if sweep else [gemm.DENSE]:
+        tag = f"{tuple(tile)}"
+        cases.append(case(f"emulated, per token, Triton {tag}",
+                          lambda i, tile=tile: gemm.linear(plain[i].first, plain[i].rcp, w, torch.bfloat16, tile=tile),
+                          ref, LIMIT_PLAIN))  # fmt: skip
+        cases.append(case(f"RAC 50 % form A1, per token, Triton {tag}",
+                          lambda i, tile=tile: gemm.launch(once[i], None, rac[i].rcp, ordered, torch.bfloat16, None, tile),
+                          ref_rac, LIMIT_RAC))  # fmt: skip
+        if not tile.specialize:
+            cases.append(case(f"RAC 50 % form D, per token, Triton {tag}",
+                              lambda i, tile=tile: rac_gemm.form_d(sorted_terms[i], ordered, torch.bfloat16, tile=tile),
+                              ref_rac, LIMIT_RAC))  # fmt: skip
+    yield measure("dense", cases, sets)
+
+
+def _packed_clone(w: PackedWeight) -> PackedWeight:
+    return w._replace(words=w.words.clone(), scales=w.scales.clone())
+
+
+def decode(sweep: bool) -> Iterator[list[Measured]]:
+    """Group `decode`: 128 experts, 16 tokens each."""
+    N, tokens, sets = 1536, 16, 2
+    mask = _mask(H)
+    order, blocks = rac_gemm.masked_first(mask), rac_gemm.selected_blocks(mask)
+    w = Weights(EXPERTS, N, H, order=order)
+    R = EXPERTS * tokens
+    offsets = torch.arange(EXPERTS + 1, dtype=torch.int32, device="cuda") * tokens
+    x = torch.randn(R, H, device="cuda")
+    plain, rac = rac_gemm.terms(x), rac_gemm.terms(x, SPEC, mask)
+    packs = [w.packed, _packed_clone(w.packed)]
+    ordered = [w.packed_ordered, _packed_clone(w.packed_ordered)]
+    qs = [w.cached, CachedWeight(w.cached.qs.clone(), w.cached.rcp)]
+    bf16 = x.to(torch.bfloat16)
+    cat3 = rac_gemm.concatenate(rac, blocks).view(EXPERTS, tokens, -1)
+    aug = [rac_gemm.augment(v, blocks).qs for v in qs]
+    y = torch.empty(EXPERTS, tokens, N, device="cuda", dtype=torch.bfloat16)
+    plane = plain.first[None].contiguous()
+    planes = torch.stack([rac_gemm.reorder(rac.first, order), rac_gemm.reorder(rac.second, order)])
+    ref, ref_rac = reference(plain, w.cached, offsets), reference(rac, w.cached, offsets)
+    size = EXPERTS * N * H * 9 // 16
+    ends = offsets[1:].contiguous()
+    cases = [
+        Case("bmm", lambda i: torch.bmm(bf16.view(EXPERTS, tokens, H), qs[i].qs.mT, out=y), bytes=2 * EXPERTS * N * H),
+        Case("_grouped_mm", lambda i: torch._grouped_mm(bf16, qs[i].qs.mT, ends), bytes=2 * EXPERTS * N * H),
+        Case("RAC 50 % form A bmm, without scales", lambda i: torch.bmm(cat3, aug[i].mT, out=y)),
+    ]
+    for tile in (PackedTile(*t) for t in (PACKED_SWEEP if sweep else [PackedTile()])):
+        tag = str(tuple(tile))
+        plain_run = lambda i, tile=tile: packed(plane, plain.rcp, packs[i], torch.bfloat16, offsets, tile=tile)  # noqa: E731
+        rac_run = lambda i, tile=tile: packed(  # noqa: E731
+            planes, rac.rcp, ordered[i], torch.bfloat16, offsets, blocks.numel(), tile
+        )
+        full = lambda i, tile=tile: packed(planes, rac.rcp, ordered[i], torch.bfloat16, offsets, None, tile)  # noqa: E731
+        cases += [
+            Case(f"packed {tag}", plain_run, bytes=size, check=agree(lambda f=plain_run: f(0), ref, LIMIT_PLAIN)),
+            Case(f"RAC 50 % form D packed {tag}", rac_run, bytes=size, check=agree(lambda f=rac_run: f(0), ref_rac, LIMIT_RAC)),
+            Case(f"RAC 100 % cost, form D packed {tag}", full, bytes=size, check=agree(lambda f=full: f(0), ref_rac, LIMIT_RAC)),
+        ]  # fmt: skip
+    yield measure("decode", cases, sets)
+    yield from experts(sweep, w, mask)
+
+
+def experts(sweep: bool, w: Weights, mask: Tensor) -> Iterator[list[Measured]]:
+    """Groups `experts even` and `experts uneven`: 256 tokens an expert on average."""
+    N, R, sets = 1536, EXPERTS * 256, 2
+    order, blocks = rac_gemm.masked_first(mask), rac_gemm.selected_blocks(mask)
+    ordered = rac_gemm.order_weight(w.cached, order)
+    x = torch.randn(R, H, device="cuda")
+    plain = rac_gemm.terms(x)
+    rac = rac_gemm.order_terms(rac_gemm.terms(x, SPEC, mask), order, blocks.numel())
+    share = torch.distributions.Dirichlet(torch.full((EXPERTS,), 3.0)).sample()
+    uneven = torch.cat([torch.zeros(1), (share.cumsum(0) * R).round()]).to(torch.int32)
+    uneven[-1] = R
+    even = torch.arange(EXPERTS + 1, dtype=torch.int32) * 256
+    bf16 = x.to(torch.bfloat16)
+    natural = rac_gemm.terms(x, SPEC, mask)
+    for name, offsets in (("experts even", even.cuda()), ("experts uneven", uneven.cuda())):
+        ref, ref_rac = reference(plain, w.cached, offsets), reference(natural, w.cached, offsets)
+        ends = offsets[1:].contiguous()
+        flops = 2 * R * N * H
+        cases = [Case("_grouped_mm", lambda i, ends=ends: torch._grouped_mm(bf16, w.cached.qs.mT, ends), flops=flops)]
+        if name == "experts even":
+            cases.append(Case("bmm", lambda i: torch.bmm(bf16.view(EXPERTS, 256, H), w.cached.qs.mT), flops=flops))
+        for tile in GROUPED_SWEEP if sweep else [gemm.GROUPED]:
+            run = lambda i, tile=tile, offsets=offsets: gemm.grouped(  # noqa: E731
+                plain.first, plain.rcp, w.cached, offsets, torch.bfloat16, tile
+            )
+            cases.append(Case(f"emulated grouped {tuple(tile)}", run, flops=flops,
+                              check=agree(lambda run=run: run(0), ref, LIMIT_PLAIN)))  # fmt: skip
+            if not tile.specialize:
+                run = lambda i, tile=tile, offsets=offsets: rac_gemm.form_d_grouped(  # noqa: E731
+                    rac, ordered, offsets, torch.bfloat16, tile
+                )
+                cases.append(Case(f"RAC 50 % form D grouped {tuple(tile)}", run, flops=flops,
+                                  check=agree(lambda run=run: run(0), ref_rac, LIMIT_RAC)))  # fmt: skip
+        yield measure(name, cases, sets)
+
+
+def thin(sweep: bool) -> Iterator[list[Measured]]:
+    """Group `thin`: one linear, 16 tokens."""
+    w = Weights(I2, H)
+    sets = sets_beyond_l2(I2 * H * 9 // 16)
+    packs = [_packed_clone(w.packed) for _ in range(sets)]
+    qs = [w.cached.qs.clone() for _ in range(sets)]
+    x = torch.randn(16, H, device="cuda")
+    t = rac_gemm.terms(x)
+    bf16, plane = x.to(torch.bfloat16), t.first[None].contiguous()
+    ref = reference(t, w.cached, None)
+    cases = [Case("bf16 cuBLAS", lambda i: torch.matmul(bf16, qs[i].mT), bytes=2 * I2 * H)]
+    for tile in (PackedTile(*v) for v in ([(16, 64, 4, 4), (16, 128, 4, 4)] if sweep else [(16, 64, 4, 4)])):
+        run = lambda i, tile=tile: packed(plane, t.rcp, packs[i], torch.bfloat16, tile=tile)  # noqa: E731
+        cases.append(Case(f"packed {tuple(tile)}", run, bytes=I2 * H * 9 // 16,
+                          check=agree(lambda run=run: run(0), ref, LIMIT_PLAIN)))  # fmt: skip
+    yield measure("thin", cases, sets)
+
+
+def rows(sweep: bool = False) -> list[Measured]:
+    """All groups; needs one GPU of compute capability 9 or newer and about 30 GB."""
+    torch.manual_seed(torch.seed() % 2**31)
+    found: list[Measured] = []
+    for part in (dense, decode, thin):
+        for group in part(sweep):
+            found += group
+        torch.cuda.empty_cache()
+    return found
+
+
+def bars(found: list[Measured]) -> list[Bar]:
+    """Bars 6 to 9 of the issue from the rows of one run."""
+    dense_rows = [row for row in found if row.group == "dense"]
+    decode_rows = [row for row in found if row.group == "decode"]
+
+    def us(group: list[Measured], prefix: str) -> float | None:
+        row = best(group, prefix)
+        return row.us if row else None
+
+    plain_dense, plain_decode = us(dense_rows, "emulated, one scale"), us(decode_rows, "packed")
+    base_decode = min([v for v in (plain_decode, us(decode_rows, "bmm")) if v] or [0.0]) or None
+    per_token = us(dense_rows, "emulated, per token")
+    return [
+        Bar("6", "emulated linear (one scale) / bf16 cuBLAS", ratio(plain_dense, us(dense_rows, "bf16")), 1.05, 1.01, "lower"),
+        Bar("6b", "emulated linear (per-token scales) / bf16 cuBLAS", ratio(per_token, us(dense_rows, "bf16")), 1.05, 1.01, "lower"),
+        Bar("7", "packed grouped kernel / bmm, 128 x 16", ratio(plain_decode, us(decode_rows, "bmm")), 0.76, 0.50, "lower"),
+        Bar("8", "RAC 50 % over best k = 0, compute-bound (form A)",
+            ratio(us(dense_rows, "RAC 50 % form A, one scale"), plain_dense), 1.45, 1.35, "lower"),
+        Bar("8b", "the same with per-token scales (best form)", ratio(us(dense_rows, "RAC 50 % form A1"), per_token), 1.45, 1.35, "lower"),
+        Bar("9", "RAC 50 % over best k = 0, 128 x 16 (form D)",
+            ratio(us(decode_rows, "RAC 50 % form D"), base_decode), 1.35, 1.15, "lower"),
+    ]  # fmt: skip

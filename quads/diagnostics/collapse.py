@@ -1,0 +1,163 @@
+"""Collapse of a training run: the definition, and the detector that applies it step by step. No torch.
+
+    R_t   trailing median of the reward over `window` steps        P_t = max over s <= t of R_s
+    G_t   trailing median of the gap over `window` steps           B   = median gap of the first `baseline` steps
+    sigma robust standard deviation of the step-to-step noise of the reward: 1.4826 median |r_t - r_(t-1)| / sqrt(2)
+
+    fallen_t   R_t < drop P_t  and  P_t - R_t > noise sigma         grown_t   G_t > growth B
+    collapsed    fallen in `patience` steps in a row                gap alarm  grown in `patience` steps in a row
+    recovered    after a collapse, R_t >= recover P_t in `patience` steps in a row (a later fall may collapse again)
+    diverged     reward or gap is NaN or infinite: at once, for good
+
+Verdict of a run: diverged > collapsed > recovered > gap_growing > healthy; `gap_growing` means that the gap alarm was
+on at the last step. The gap alone never makes a collapse: a run may learn well at a large gap.
+
+Differs from thresholds on single steps (one bad batch is no collapse: medians and patience) and from moving
+baselines (they follow a gap that grows slowly and never alarm: B is fixed after `baseline` steps). Reward and gap are
+any per-step series; the gap is non-negative, for example gap_mean or k3 in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from quads.config import Collapse
+
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MIN_DIFFERENCES = 4  # fewer say nothing about the noise: then sigma is infinite and nothing counts as fallen
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What started at `step`: collapse, recovery, gap or divergence; `since` is the first step of the row."""
+
+    step: int
+    since: int
+    kind: str
+    why: str
+
+
+@dataclass
+class Detector:
+    """Feed steps in order with `update`; read `verdict`, `collapsed_at` and `alarms` at any time."""
+
+    settings: Collapse = field(default_factory=Collapse)
+    alarms: list[Alarm] = field(default_factory=list)
+    _rewards: list[float] = field(default_factory=list)
+    _gaps: list[float] = field(default_factory=list)
+    _peak: float = -math.inf
+    _state: str = "healthy"  # healthy, collapsed, recovered, diverged
+    _gap_alarm: bool = False
+    _rows: dict[str, tuple[int, int]] = field(default_factory=dict)  # condition -> (length, first step)
+
+    def update(self, step: int, reward: float, gap: float) -> Alarm | None:
+        """One training step; the alarm it raises (the most serious of several), or None."""
+        if self._state == "diverged":
+            return None
+        if not (math.isfinite(reward) and math.isfinite(gap)):
+            return self._raise(step, step, "diverged", f"reward {reward}, gap {gap}")
+        s = self.settings
+        self._rewards.append(reward)
+        self._gaps.append(gap)
+        level, grown = self.level(), self.gap_level()
+        # Before a window is full its median is a single lucky batch, which must not set the peak.
+        if len(self._rewards) >= s.window:
+            self._peak = max(self._peak, level)
+        raised = self._gap(step, grown)
+        fallen = level < s.drop * self._peak and self._peak - level > s.noise * self.sigma()
+        if self._row("fallen", step, fallen) == s.patience and self._state != "collapsed":
+            why = f"reward {level:.3f} below {s.drop:g} x {self._peak:.3f} for {s.patience} steps"
+            return self._raise(step, self._rows["fallen"][1], "collapsed", why)
+        back = self._state == "collapsed" and level >= s.recover * self._peak
+        if self._row("back", step, back) == s.patience:
+            why = f"reward {level:.3f} again above {s.recover:g} x {self._peak:.3f} for {s.patience} steps"
+            return self._raise(step, self._rows["back"][1], "recovered", why)
+        return raised
+
+    def _gap(self, step: int, level: float) -> Alarm | None:
+        s = self.settings
+        if len(self._gaps) <= s.baseline:
+            return None
+        baseline = median(self._gaps[: s.baseline])
+        on = self._row("grown", step, level > s.growth * baseline) >= s.patience
+        started, self._gap_alarm = on and not self._gap_alarm, on
+        if not started:
+            return None
+        alarm = Alarm(
+            step, self._rows["grown"][1], "gap_growing", f"gap {level:.3g} above {s.growth:g} x {baseline:.3g}"
+        )
+        self.alarms.append(alarm)
+        return alarm
+
+    def _row(self, name: str, step: int, condition: bool) -> int:
+        length, first = self._rows.get(name, (0, step))
+        self._rows[name] = (length + 1, first if length else step) if condition else (0, step)
+        return self._rows[name][0]
+
+    def _raise(self, step: int, since: int, kind: str, why: str) -> Alarm:
+        self._state = kind
+        alarm = Alarm(step, since, kind, why)
+        self.alarms.append(alarm)
+        return alarm
+
+    def level(self) -> float:
+        """R_t of the last step."""
+        return median(self._rewards[-self.settings.window :])
+
+    def gap_level(self) -> float:
+        """G_t of the last step."""
+        return median(self._gaps[-self.settings.window :])
+
+    def sigma(self) -> float:
+        """Noise of one step's reward; infinite while there are too few steps to tell."""
+        differences = [abs(b - a) for a, b in zip(self._rewards, self._rewards[1:], strict=False)]
+        if len(differences) < MIN_DIFFERENCES:
+            return math.inf
+        return MAD_TO_SIGMA * median(differences) / math.sqrt(2)
+
+    @property
+    def verdict(self) -> str:
+        """healthy, gap_growing, recovered, collapsed or diverged."""
+        if self._state == "healthy" and self._gap_alarm:
+            return "gap_growing"
+        return self._state
+
+    def first(self, kind: str) -> int | None:
+        """Step of the first alarm of a kind, or None."""
+        return next((a.step for a in self.alarms if a.kind == kind), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a result file."""
+        return {
+            "verdict": self.verdict,
+            "collapsed_at": self.first("collapsed"),
+            "gap_alarm_at": self.first("gap_growing"),
+            "steps": len(self._rewards),
+            "alarms": [vars(a) for a in self.alarms],
+            "settings": self.settings.model_dump(mode="json"),
+        }
+
+
+def judge(history: Iterable[Mapping[str, Any]], settings: Collapse | None = None, *, gap: str = "gap_mean") -> Detector:
+    """The detector after every step of a history.jsonl (rows with `step`, `reward` and the key named by `gap`).
+
+    Rows without a reward (step 0 holds only an evaluation) are passed over; a missing or null gap beside a reward
+    counts as not finite.
+    """
+    detector = Detector(settings or Collapse())
+    for row in history:
+        if row.get("reward") is None:
+            continue
+        value = row.get(gap)
+        detector.update(int(row["step"]), float(row["reward"]), math.nan if value is None else float(value))
+    return detector
+
+
+def judge_series(rewards: Sequence[float], gaps: Sequence[float], settings: Collapse | None = None) -> Detector:
+    """The same for two plain series of equal length; steps count from 1."""
+    rows = [{"step": i, "reward": r, "gap_mean": g} for i, (r, g) in enumerate(zip(rewards, gaps, strict=True), 1)]
+    return judge(rows, settings)

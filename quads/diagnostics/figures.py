@@ -1,0 +1,249 @@
+"""One figure per study (matplotlib without global state): points are means over seeds, bars span the seeds.
+
+Log axes where values span decades. Colours and styles are those of the report's figures, so that an arm or a trainer is
+told apart without colour as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from quads.paper.figures import COLOURS, MARKERS, STYLES
+
+Row = dict[str, Any]
+GAP_LABEL = "mean |log p trainer - log p rollout| (nats)"
+
+
+def _figure(columns: int = 1, *, width: float = 7.2, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    for ax in axes:
+        ax.grid(True, linewidth=0.4, alpha=0.5)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _seeds(rows: Sequence[Row], value: str, **where: Any) -> list[float]:
+    """The values of all rows that match; rows without the value are left out."""
+    chosen = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
+    return [float(r[value]) for r in chosen if isinstance(r.get(value), int | float)]
+
+
+def _unique(rows: Sequence[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(r[key] for r in rows if key in r))
+
+
+def _line(
+    ax: Axes, rows: Sequence[Row], x: str, y: str, index: int, label: str, *, at: Callable[[Any], float], **where: Any
+) -> None:
+    """One line over the values of column x, with a bar from the lowest to the highest seed."""
+    points = [(at(v), _seeds(rows, y, **{x: v}, **where)) for v in _unique(rows, x)]
+    points = [(a, b) for a, b in points if b]
+    mean = np.array([np.mean(b) for _, b in points])
+    ends = np.array([[m - min(b), max(b) - m] for m, (_, b) in zip(mean, points, strict=True)]).T
+    ax.errorbar(
+        [a for a, _ in points],
+        mean,
+        yerr=np.maximum(ends, 0),
+        color=COLOURS[index % len(COLOURS)],
+        linestyle=STYLES[index % len(STYLES)],
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=5,
+        capsize=2.5,
+        label=label,
+    )
+
+
+def _legend(ax: Axes) -> None:
+    ax.legend(fontsize=8, frameon=False)
+
+
+def _grouped_bars(ax: Axes, rows: Sequence[Row], groups: Sequence[tuple[str, Row]], values: dict[str, str]) -> None:
+    """For every group (label, filter) one bar per value column (column -> label)."""
+    width = 0.8 / len(values)
+    for index, (column, label) in enumerate(values.items()):
+        numbers = [_seeds(rows, column, **where) for _, where in groups]
+        mean = np.array([np.mean(n) if n else np.nan for n in numbers])
+        ends = np.array([[m - min(n), max(n) - m] if n else [0, 0] for m, n in zip(mean, numbers, strict=True)]).T
+        place = np.arange(len(groups)) + (index - (len(values) - 1) / 2) * width
+        colour = COLOURS[index % len(COLOURS)]
+        ax.bar(place, mean, width, color=colour, alpha=0.85, label=label)
+        ax.errorbar(place, mean, yerr=np.maximum(ends, 0), fmt="none", ecolor="#333333", elinewidth=0.8)
+    ax.set_xticks(range(len(groups)), [label for label, _ in groups], rotation=30, ha="right", fontsize=8)
+
+
+def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
+    """Left: total and its three terms per arm; right: the parts of delta_num."""
+    figure, (left, right) = _figure(2, width=12, height=4.6)
+    for ax, names, title in (
+        (left, ("total", "delta_weight", "delta_act", "delta_num"), "the gap and its three terms"),
+        (
+            right,
+            ("num_storage", "num_float32", "num_bf16", "num_decode", "of_routing", "of_batch"),
+            "parts of delta_num",
+        ),
+    ):
+        flat = [{"arm": r["arm"], r["term"]: r["mean_token_abs"]} for r in rows if "mean_token_abs" in r]
+        _grouped_bars(ax, flat, [(arm, {"arm": arm}) for arm in arms], {n: n for n in names})
+        ax.set_yscale("log", nonpositive="mask")
+        ax.set_ylabel("mean |term| over tokens (nats)")
+        ax.set_title(f"{title} (a missing bar is exactly 0 or not measured)", fontsize=9, loc="left")
+        _legend(ax)
+    return figure
+
+
+def tokens(rows: Sequence[Row]) -> Figure:
+    """Gap by response position and by entropy decile, one line per arm."""
+    figure, axes = _figure(2, width=12, height=4.2)
+    for ax, by, label in zip(
+        axes, ("position", "entropy_decile"), ("response position", "entropy decile"), strict=True
+    ):
+        own = [r for r in rows if r["by"] == by]
+        for index, arm in enumerate(_unique(own, "arm")):
+            _line(ax, own, "bin", "mean_token_abs_d", index, arm, at=float, arm=arm)
+        ax.set_yscale("log", nonpositive="mask")
+        ax.set_xlabel(label)
+        ax.set_ylabel(GAP_LABEL)
+    axes[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def layer_bars(rows: Sequence[Row]) -> Figure:
+    """QSNR per layer on the left; dead zone, captured energy and overlap on the right."""
+    figure, (left, right) = _figure(2, width=12, height=4.6)
+    groups = [(r["layer"].removeprefix("model.layers."), {"layer": r["layer"]}) for r in rows]
+    formats = ("nvfp4", "nvfp4_rac", "fp8")
+    _grouped_bars(left, rows, groups, {f"activation_qsnr_db_{f}": f for f in formats})
+    left.set_ylabel("activation QSNR (dB)")
+    shares = {"dead_zone_share_of_nonzero": "dead zone", "rac_energy_share_static": "RAC energy, calibrated mask",
+              "rac_energy_share_oracle": "RAC energy, best mask", "mask_overlap_share": "mask overlap"}  # fmt: skip
+    _grouped_bars(right, rows, groups, shares)
+    right.set_ylabel("share")
+    for ax in (left, right):
+        _legend(ax)
+    return figure
+
+
+def k_sweep(rows: Sequence[Row]) -> Figure:
+    """Mean gap (left) and three definitions of the largest gap (right) against k, for both trainers."""
+    figure, (left, right) = _figure(2, width=11, height=4.2)
+    swept = [r for r in rows if r["k"] != "floor"]
+    for index, trainer in enumerate(_unique(swept, "trainer")):
+        _line(left, swept, "k", "mean_token_abs_d", index, f"trainer {trainer}", at=lambda k: 100 * k, trainer=trainer)
+    qat = [r for r in swept if r["trainer"] == swept[0]["trainer"]]
+    for index, name in enumerate(("max_token_abs_d", "mean_microbatch_max_token_abs_d", "mean_seq_max_token_abs_d")):
+        _line(right, qat, "k", name, index, name, at=lambda k: 100 * k)
+        floor = _seeds(rows, name, k="floor")
+        if floor:
+            right.axhline(float(np.mean(floor)), color=COLOURS[index], linewidth=0.8, linestyle=":")
+    floor = _seeds(rows, "mean_token_abs_d", k="floor")
+    if floor:
+        left.axhline(float(np.mean(floor)), color="#555555", linewidth=0.8, linestyle=":", label="BF16 / BF16")
+    left.set_ylabel(GAP_LABEL)
+    right.set_ylabel("largest gap, QAT trainer (nats); dotted: BF16 / BF16")
+    for ax in (left, right):
+        ax.set_yscale("log")
+        ax.set_xlabel("compensated blocks k (%)")
+        _legend(ax)
+    return figure
+
+
+def masks(rows: Sequence[Row]) -> Figure:
+    """Gap and its batch-dependent part for every granularity and kind of mask."""
+    figure, (ax,) = _figure(width=8.5, height=4.4)
+    pairs = list(dict.fromkeys((r["granularity"], r["mask"]) for r in rows))
+    groups = [("no RAC" if g == "none" else f"{g}, {m}", {"granularity": g, "mask": m}) for g, m in pairs]
+    columns = {
+        "mean_token_abs_d": "gap, QAT trainer",
+        "mean_token_abs_delta_act": "delta_act",
+        "mean_token_abs_num_decode": "decode - prefill",
+        "mean_token_abs_of_batch": "alone - in a batch",
+    }
+    _grouped_bars(ax, rows, groups, columns)
+    ax.set_yscale("log", nonpositive="mask")
+    ax.set_ylabel("mean over tokens (nats)")
+    _legend(ax)
+    return figure
+
+
+def matrix(rows: Sequence[Row]) -> Figure:
+    """Heat map of the mean gap: trainer precision down, rollout precision across; every cell with its number."""
+    figure, (ax,) = _figure(width=7.2, height=4.4)
+    trainers, rollouts = _unique(rows, "trainer"), _unique(rows, "rollout")
+    cells = np.array(
+        [[np.mean(_seeds(rows, "mean_token_abs_d", trainer=t, rollout=r)) for r in rollouts] for t in trainers]
+    )
+    image = ax.imshow(np.log10(cells), cmap="viridis_r", aspect="auto")
+    middle = (np.log10(cells).max() + np.log10(cells).min()) / 2
+    for (i, j), value in np.ndenumerate(cells):
+        colour = "white" if np.log10(value) > middle else "black"
+        ax.text(j, i, f"{value:.4f}", ha="center", va="center", fontsize=9, color=colour)
+    ax.grid(False)
+    ax.set_xticks(range(len(rollouts)), rollouts)
+    ax.set_yticks(range(len(trainers)), trainers)
+    ax.set_xlabel("rollout engine")
+    ax.set_ylabel("trainer")
+    figure.colorbar(image, label=f"log10 of {GAP_LABEL}")
+    return figure
+
+
+def stacked(rows: Sequence[Row]) -> Figure:
+    """Total and terms for every rollout x trainer of the format study."""
+    figure, (ax,) = _figure(width=10, height=4.6)
+    pairs = list(dict.fromkeys((r["rollout"], r["trainer"]) for r in rows))
+    groups = [(f"{r.split('-')[0]} | {t}", {"rollout": r, "trainer": t}) for r, t in pairs]
+    names = ("total", "delta_weight", "delta_act", "delta_num")
+    _grouped_bars(ax, rows, groups, {f"mean_token_abs_{n}": n for n in names})
+    ax.set_yscale("log", nonpositive="mask")
+    ax.set_ylabel("mean over tokens (nats)")
+    ax.set_xlabel("rollout | trainer (weight/activation)")
+    _legend(ax)
+    return figure
+
+
+def scales(rows: Sequence[Row]) -> Figure:
+    """|T1 - T2| by granularity of the activation's global scale, without and with RAC."""
+    figure, (ax,) = _figure(height=3.8)
+    groups = [(f"per {s}{', RAC' if rac else ''}", {"scale": s, "rac": rac}) for rac in (False, True)
+              for s in _unique(rows, "scale")]  # fmt: skip
+    _grouped_bars(ax, rows, groups, {"mean_token_abs_d": "mean |T2 - T1|", "p99_token_abs_d": "p99 |T2 - T1|"})
+    ax.set_yscale("log")
+    ax.set_ylabel("nats")
+    _legend(ax)
+    return figure
+
+
+def drift(rows: Sequence[Row]) -> Figure:
+    """Amplification of input noise by each quantizer, mean over layers, against the noise."""
+    figure, (ax,) = _figure(height=4.0)
+    own = [r for r in rows if "noise_over_rms" in r]
+    for index, quantizer in enumerate(_unique(own, "quantizer")):
+        _line(ax, own, "noise_over_rms", "amplification_change_over_noise", index, quantizer, at=float,
+              quantizer=quantizer)  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xlabel("noise / rms of the row (2^-9: bf16 rounding)")
+    ax.set_ylabel("|Q(x + eta) - Q(x)| / |eta|\nmean over layers; bars: all layers and seeds")
+    _legend(ax)
+    return figure
+
+
+def outliers(rows: Sequence[Row]) -> Figure:
+    """Emulated terms against the strength of the injected channels."""
+    figure, (ax,) = _figure(height=4.2)
+    columns = [key for key in rows[0] if key.startswith("mean_token_abs_")]
+    for index, column in enumerate(columns):
+        _line(ax, rows, "strength", column, index, column.removeprefix("mean_token_abs_"), at=float)
+    ax.set_yscale("log")
+    ax.set_xlabel("strength of injected outlier channels (1: off)")
+    ax.set_ylabel("mean |difference| over tokens (nats)")
+    ax.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure

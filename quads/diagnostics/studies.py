@@ -1,0 +1,395 @@
+"""The step-0 studies: each a function Context -> Study (rows, figure, tables, notes). No training, no engine.
+
+    decomposition   delta_weight + delta_act + delta_num per arm, delta_num's parts, weight check, routing
+    tokens          gap by response position and by decile of the trainer's entropy, per arm
+    layers          per layer: QSNR, dead zone, RAC energy, mask overlap
+    k_sweep         share k of compensated blocks: gap against the QAT trainer and against BF16
+    masks           granularity x staticness at one k, and how much a sequence's log-probs depend on its batch
+    matrix          every trainer precision x every rollout precision
+    fp8             FP8 rollout beside NVFP4 ones, against BF16 and own-format trainers, decomposed
+    scales          granularity of the activation global scale (emulated)
+    drift           perturbation test per layer, and amplification of engine drift in the log-probs
+    outliers        injected outlier channels weaker, off, as trained (emulated)
+
+The rollout side is what the real engine said while generating (`logp` of a capture); the trainer side is the surgery
+model on the same tokens. Each row belongs to one seed (its own prompts and samples).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quads.diagnostics import capture, drift, figures, ladder, layers, metrics, scales
+from quads.diagnostics import outliers as outlier_channels
+from quads.diagnostics.context import Context, Row, Study, Table
+from quads.diagnostics.decompose import TERMS, Decomposition, Rungs, decompose, summary
+from quads.layers.setup import Precision
+
+GAP = ("mean_token_abs_d", "p99_token_abs_d", "max_token_abs_d", "mean_seq_max_token_abs_d", "k3", "ess_seq")
+EMULATED = (
+    "kernel against emulation is not measured: the engine multiplies with the emulation in torch; native NVFP4 needs "
+    "a Blackwell GPU"
+)
+
+
+def gap_rows(context: Context, trainer: ladder.Scored, mode_id: str, **keys: Any) -> list[Row]:
+    """gap_table of a trainer against what the engine recorded, one row per seed."""
+    dump = context.dump(mode_id)
+    mask = dump.tokens.mask
+    rows = []
+    for seed, own in context.seeds(mode_id):
+        table = metrics.gap_table(trainer.logp[own], dump.logp[own], mask[own], context.gap_settings)
+        reward = dump.values["reward"][own]
+        table["rollout_reward"] = reward.double().mean().item()
+        table["mean_token_entropy"] = trainer.entropy[own][mask[own]].double().mean().item()
+        table["truncated_share"] = 1 - dump.values["finished"][own].double().mean().item()
+        if bool(torch.isfinite(reward).all()):
+            advantage = metrics.group_advantage(reward, dump.groups[own])
+            table |= metrics.quadrants(advantage, trainer.logp[own], dump.logp[own], mask[own])
+        rows.append({**keys, "seed": seed, **table})
+    return rows
+
+
+def arm_decomposition(context: Context, arm: Any, trainer: Precision | None = None) -> Decomposition:
+    """The decomposition of one arm on the tokens its engine sampled; `trainer` replaces the arm's own precision."""
+    mode = capture.arm_engine(arm)
+    dump = context.dump(mode.id)
+    own = trainer or context.trainer_precision(arm)
+    swapped = Precision(mode.mode.weight, own.activation, mode.mode.scale_group, own.rac, mode.skip)
+    stored = context.score(mode.trainer, mode.id, masks=mode, stored=True)
+    rungs = Rungs(
+        trainer=context.score(own, mode.id, masks=context.rac_mode).logp,
+        rollout_weights=context.score(swapped, mode.id, masks=context.rac_mode).logp,
+        rollout_all=context.score(mode.trainer, mode.id, masks=mode).logp,
+        engine=dump.logp,
+        stored=stored.logp,
+        engine_float32=dump.float32_prefill,
+        engine_prefill=dump.values["prefill"],
+        within=_within(context, mode, stored),
+    )
+    return decompose(rungs, dump.tokens.mask, {"of_kernel": EMULATED})
+
+
+def _within(context: Context, mode: capture.EngineMode, stored: ladder.Scored) -> dict[str, Any]:
+    dump = context.dump(mode.id)
+    mask = dump.tokens.mask
+    prefill, repeat, single = (dump.values[name] for name in ("prefill", "repeat", "single"))
+    within = {"of_repeat": (repeat, prefill, mask), "of_batch": (single, prefill, torch.isfinite(single) & mask)}
+    if dump.routed is not None:
+        replayed, known_B, _ = _replayed(context, mode)
+        full = torch.full_like(stored.logp, torch.nan)
+        full[known_B, : replayed.shape[1]] = replayed
+        within["of_routing"] = (full, stored.logp, known_B[:, None] & mask)
+    return within
+
+
+def _replayed(context: Context, mode: capture.EngineMode) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """R_s routed as the engine routed: log-probs of the sequences with known routing, which these are, agreement."""
+    dump = context.dump(mode.id)
+    assert dump.routed is not None
+    known = (dump.routed >= 0).all(-1).all(-1).sum(1) == dump.tokens.length
+    tokens, routed = dump.tokens.take(known), dump.routed[known]
+    model = context.model_at(mode.trainer, masks=mode, stored=True)
+    size = context.settings.tokens_per_forward
+    free = ladder.score(model, tokens, tokens_per_forward=size, routing=True)
+    assert free.routed is not None
+    replayed = ladder.score(model, tokens, tokens_per_forward=size, replay=routed)
+    return replayed.logp, known, ladder.routing_difference(free.routed, routed)
+
+
+def decomposition(context: Context) -> Study:
+    """Per arm and seed: every term; per arm: weight check and routing agreement."""
+    rows: list[Row] = []
+    for arm in context.arms:
+        mode = capture.arm_engine(arm)
+        parts = arm_decomposition(context, arm)
+        if arm.trainer.weight == mode.mode.weight and bool((parts.terms["delta_weight"] != 0).any()):
+            raise ValueError(f"arm {arm.name} trains with its rollout's weights, but delta_weight is not 0")
+        keys = {"arm": arm.name, "trainer": _name(context.trainer_precision(arm)), "rollout": mode.id}
+        for seed, own in context.seeds(mode.id):
+            rows += [{**keys, "seed": seed, **row} for row in summary(parts, own)]
+        weights = context.dump(mode.id).meta["weights"]
+        note = f"elements that differ, engine against trainer, of {weights['elements']} in {weights['tensors']} tensors"
+        rows.append({**keys, "level": "weights", "term": "different", "value": weights["different"], "note": note})
+        if context.dump(mode.id).routed is not None:
+            for name, value in _replayed(context, mode)[2].items():
+                rows.append({**keys, "level": "routing", "term": name, "value": value, "note": "engine prefill"})
+    shown = ("mean_token_abs", "p99_token_abs", "max_token_abs")
+    tables = [
+        Table("Terms", ("arm", "level", "term"), shown),
+        Table("Weights and routing", ("arm", "level", "term", "note"), ("value",)),
+    ]
+    notes = [EMULATED, "routing is that of prefill, one sequence at a time; decode's own routing is not recorded"]
+    return Study(rows, figures.decomposition(rows, [a.name for a in context.arms]), tables, notes)
+
+
+def _name(p: Precision) -> str:
+    rac = f"+rac{100 * p.rac.k:g}" if p.rac else ""
+    return f"{p.weight}/{p.activation}{rac}"
+
+
+def tokens(context: Context) -> Study:
+    """Total gap of every arm by position and by the decile of the trainer's entropy; all seeds together."""
+    rows: list[Row] = []
+    for arm in context.arms:
+        mode = capture.arm_engine(arm)
+        dump = context.dump(mode.id)
+        trainer = context.score(context.trainer_precision(arm), mode.id)
+        mask = dump.tokens.mask
+        d = metrics.difference(trainer.logp, dump.logp, mask)
+        for row in [*metrics.by_position(d, mask), *metrics.by_entropy(d, trainer.entropy, mask)]:
+            rows.append({"arm": arm.name, **row})
+    tables = [Table("Gap by position and entropy", ("by", "bin", "arm"), ("bin_mean", "mean_token_abs_d"))]
+    return Study(rows, figures.tokens(rows), tables)
+
+
+def layer_study(context: Context) -> Study:
+    """Per layer on tokens of the RAC engine, with the masks that this engine used."""
+    mode = context.rac_mode
+    masks, rac = context.masks(mode), mode.mode.rac
+    assert masks is not None and rac is not None
+    model = context.model_at(mode.trainer_weights)
+    rows = layers.layer_table(model, context.calibration_like_tokens(mode.id), rac, masks)
+    columns = tuple(key for key in rows[0] if key not in ("layer", "channels"))
+    return Study(rows, figures.layer_bars(rows), [Table("Layers", ("layer",), columns)])
+
+
+def k_sweep(context: Context) -> Study:
+    """Gap against k for a QAT trainer (T1) and a BF16 one, with delta_act and delta_num of T1; and the BF16 floor."""
+    arms = context.arms
+    rows: list[Row] = []
+    for k in context.settings.k:
+        mode = context.modes[capture.rac_engine(k, arms).id]
+        for trainer in (mode.trainer_weights, Precision(skip=mode.skip)):
+            rows += _gap_with_terms(context, mode, trainer, k=k, trainer=_name(trainer), rollout=mode.id)
+    plain = next((m for m in context.modes.values() if m.mode.name == "bf16"), None)
+    if plain is not None:
+        rows += _gap_with_terms(context, plain, plain.trainer_weights, k="floor", trainer="bf16/bf16", rollout="bf16")
+    values = (*GAP, "mean_microbatch_max_token_abs_d", "rollout_reward", "mean_token_abs_delta_act",
+              "mean_token_abs_delta_num")  # fmt: skip
+    return Study(rows, figures.k_sweep(rows), [Table("k sweep", ("trainer", "k"), values)])
+
+
+def _gap_with_terms(context: Context, mode: capture.EngineMode, trainer: Precision, **keys: Any) -> list[Row]:
+    """gap_rows plus mean |delta_act| and |delta_num| (activations changed on the rollout's weights)."""
+    dump, mask = context.dump(mode.id), context.dump(mode.id).tokens.mask
+    own = context.score(trainer, mode.id)
+    t1 = context.score(mode.trainer_weights, mode.id).logp.double()
+    t2 = context.score(mode.trainer, mode.id, masks=mode).logp.double()
+    rows = gap_rows(context, own, mode.id, **keys)
+    for row, (_, seqs) in zip(rows, context.seeds(mode.id), strict=True):
+        keep = mask & seqs[:, None]
+        row["mean_token_abs_delta_act"] = (t2 - t1)[keep].abs().mean().item()
+        row["mean_token_abs_delta_num"] = (dump.logp.double() - t2)[keep].abs().mean().item()
+    return rows
+
+
+def masks(context: Context) -> Study:
+    """Granularity x staticness at one k; the batch term is E_pre of a sequence alone minus E_pre among others."""
+    rows: list[Row] = []
+    cases = [("none", "none", context.modes[capture.rac_engine(0.0, context.arms).id])] if _has_plain(context) else []
+    for granularity, mask in capture.MASKS:
+        mode = capture.rac_engine(context.settings.mask_k, context.arms, granularity=granularity, mask=mask)
+        cases.append((granularity, mask, context.modes[mode.id]))
+    for granularity, mask_kind, mode in cases:
+        trainer = mode.trainer_weights
+        new = _gap_with_terms(context, mode, trainer, granularity=granularity, mask=mask_kind, trainer=_name(trainer))
+        values = context.dump(mode.id).values
+        for row, (_, own) in zip(new, context.seeds(mode.id), strict=True):
+            keep = torch.isfinite(values["single"]) & context.dump(mode.id).tokens.mask & own[:, None]
+            batch = (values["single"].double() - values["prefill"].double())[keep].abs()
+            decode = (values["logp"].double() - values["prefill"].double())[keep].abs()
+            row["mean_token_abs_of_batch"] = batch.mean().item()
+            row["max_token_abs_of_batch"] = batch.max().item()
+            row["mean_token_abs_num_decode"] = decode.mean().item()
+        rows += new
+    shown = ("mean_token_abs_d", "max_token_abs_d", "k3", "rollout_reward", "mean_token_abs_delta_act",
+             "mean_token_abs_delta_num", "mean_token_abs_num_decode", "mean_token_abs_of_batch",
+             "max_token_abs_of_batch")  # fmt: skip
+    notes = ["of_batch includes the engine's own bf16 batch effects: compare with the rows `none` and `token`"]
+    return Study(rows, figures.masks(rows), [Table("Masks", ("granularity", "mask"), shown)], notes)
+
+
+def _has_plain(context: Context) -> bool:
+    return capture.rac_engine(0.0, context.arms).id in context.modes
+
+
+def matrix(context: Context) -> Study:
+    """Every trainer precision x every rollout mode of the arms, on the tokens that the rollout sampled."""
+    rac = context.rac_mode
+    group, skip = rac.mode.scale_group, rac.skip
+    trainers = {
+        "bf16": Precision(scale_group=group, skip=skip),
+        "fp8": Precision("fp8", "fp8", group, skip=skip),
+        "w4a16": Precision("nvfp4", "bf16", group, skip=skip),
+        "w4a4": Precision("nvfp4", "nvfp4", group, skip=skip),
+        "w4a4+rac": rac.trainer,
+    }
+    rollouts = {mode.mode.name: mode for mode in map(capture.arm_engine, context.arms)}
+    rows: list[Row] = []
+    for rollout in sorted(rollouts, key=lambda name: (len(name), name)):
+        mode = rollouts[rollout]
+        for name, precision in trainers.items():
+            scored = context.score(precision, mode.id, masks=rac)
+            rows += gap_rows(context, scored, mode.id, trainer=name, rollout=rollout)
+    return Study(rows, figures.matrix(rows), [Table("Matrix", ("rollout", "trainer"), (*GAP, "clipped_share_token"))])
+
+
+def fp8(context: Context) -> Study:
+    """FP8 rollout beside the NVFP4 ones: three trainers each, decomposed."""
+    rows: list[Row] = []
+    seen: dict[str, Any] = {}
+    for arm in context.arms:
+        seen.setdefault(capture.arm_engine(arm).id, arm)
+    for mode_id, arm in seen.items():
+        mode = context.modes[mode_id]
+        trainers = dict.fromkeys([Precision(scale_group=mode.mode.scale_group, skip=mode.skip), mode.trainer_weights])
+        if mode.mode.rac is None:
+            trainers[mode.trainer] = None
+        for precision in trainers:
+            parts = arm_decomposition(context, arm, precision)
+            for seed, own in context.seeds(mode_id):
+                terms = {row["term"]: row for row in summary(parts, own) if row["level"] in ("total", "term")}
+                rows.append(
+                    {"rollout": mode_id, "trainer": _name(precision), "seed": seed}
+                    | {f"mean_token_abs_{t}": terms[t]["mean_token_abs"] for t in ("total", *TERMS)}
+                    | {f"max_token_abs_{t}": terms[t]["max_token_abs"] for t in ("total", *TERMS)}
+                )
+    values = tuple(f"mean_token_abs_{t}" for t in ("total", *TERMS))
+    return Study(rows, figures.stacked(rows), [Table("Formats", ("rollout", "trainer"), values)])
+
+
+def scale_study(context: Context) -> Study:
+    """T2 - T1 for three granularities of the activation global scale, without and with RAC."""
+    mode = context.rac_mode
+    dump, keep = context.dump(mode.id), context.dump(mode.id).tokens.mask
+    t1 = context.score(mode.trainer_weights, mode.id)
+    calibration = context.calibration_like_tokens(mode.id)
+    rows: list[Row] = []
+    for with_rac in (False, True):
+        for granularity in scales.GRANULARITIES:
+            model = context.model_at(mode.trainer_weights)
+            constant = scales.calibrated_amax(model, calibration) if granularity == "constant" else None
+            counter = scales.with_scale(
+                model, granularity, masks=context.masks(mode) if with_rac else None, constant=constant
+            )
+            t2 = ladder.score(model, dump.tokens, tokens_per_forward=context.settings.tokens_per_forward)
+            for seed, own in context.seeds(mode.id):
+                table = metrics.gap_table(t1.logp[own], t2.logp[own], keep[own], context.gap_settings)
+                rows.append(
+                    {"rac": with_rac, "scale": granularity, "seed": seed, **table, "clipped_rows": counter.share}
+                )
+    notes = [
+        "emulated: d is T1 - T2 in float32 on tokens of the RAC engine (not sampled from either: k1, k2, k3 are no KL)",
+        "a constant scale clips rows above the calibrated range; calibration tokens are part of the scored ones",
+    ]
+    return Study(rows, figures.scales(rows), [Table("Scales", ("rac", "scale"), (*GAP[:4], "clipped_rows"))], notes)
+
+
+def drift_study(context: Context) -> Study:
+    """Perturbation test per layer, and |E_pre - T2| of every mode over that of the BF16 engine."""
+    mode = context.rac_mode
+    masks_, rac = context.masks(mode), mode.mode.rac
+    assert masks_ is not None and rac is not None
+    model = context.model_at(mode.trainer_weights)
+    tokens_ = context.calibration_like_tokens(mode.id)
+    settings = context.settings
+    rows = drift.amplification_table(model, tokens_, rac, masks_, settings.noise, settings.seeds)
+    whole: dict[tuple[str, int], float] = {}
+    for arm in context.arms:
+        own_mode = capture.arm_engine(arm)
+        dump = context.dump(own_mode.id)
+        t2 = context.score(own_mode.trainer, own_mode.id, masks=own_mode, stored=True).logp.double()
+        for seed, own in context.seeds(own_mode.id):
+            keep = dump.tokens.mask & own[:, None]
+            whole[own_mode.id, seed] = (dump.values["prefill"].double() - t2)[keep].abs().mean().item()
+    for (name, seed), size in whole.items():
+        base = whole.get(("bf16", seed))
+        ratio = size / base if base else None
+        rows.append({"layer": "log-probs", "quantizer": name, "seed": seed, "mean_token_abs_drift": size,
+                     "amplification_over_bf16_engine": ratio})  # fmt: skip
+    tables = [
+        Table("Perturbation", ("quantizer", "noise_over_rms"), ("amplification_change_over_noise",)),
+        Table("Log-probs: engine prefill against T2", ("layer", "quantizer"),
+              ("mean_token_abs_drift", "amplification_over_bf16_engine")),
+    ]  # fmt: skip
+    return Study(rows, figures.drift(rows), tables, ["rows of the first table average over layers, seeds give the +-"])
+
+
+def outlier_study(context: Context) -> Study:
+    """T2 - T0 and its terms at other strengths of the injected channels, on tokens of the BF16 engine."""
+    outliers = context.experiment.warmup.outliers
+    outlier_channels.injected_strength(context.model, outliers)
+    mode = context.rac_mode
+    rac = mode.mode.rac
+    assert rac is not None
+    source = capture.EngineMode(mode.mode.__class__(), mode.skip, True).id
+    if source not in context.modes:
+        source = mode.id
+    tokens_, keep = context.dump(source).tokens, context.dump(source).tokens.mask
+    rows: list[Row] = []
+    for strength in context.settings.outlier_strengths:
+        rungs = _rungs_at(context, strength, mode, tokens_)
+        for seed, own in context.seeds(source):
+            row: Row = {"strength": strength, "seed": seed}
+            for name, (after, before) in rungs.items():
+                size = (after.double() - before.double())[keep & own[:, None]].abs()
+                row |= {f"mean_token_abs_{name}": size.mean().item(), f"max_token_abs_{name}": size.max().item()}
+            rows.append(row)
+    values = tuple(key for key in rows[0] if key.startswith("mean_"))
+    notes = [f"emulated, tokens of engine {source}; in the trainer's float32 arithmetic, without engine drift"]
+    return Study(rows, figures.outliers(rows), [Table("Outliers", ("strength",), values)], notes)
+
+
+def _rungs_at(
+    context: Context, strength: float, mode: capture.EngineMode, tokens_: ladder.Tokens
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Named differences (after, before) of rungs at one strength; masks are calibrated anew."""
+    from transformers import AutoModelForCausalLM
+
+    from quads.trainer.calibration import calibrate
+
+    rac = mode.mode.rac
+    assert rac is not None
+
+    def scored(precision: Precision, masks_: dict[str, Tensor] | None = None) -> Tensor:
+        model = AutoModelForCausalLM.from_pretrained(context.model, dtype=torch.float32, local_files_only=True)
+        outlier_channels.rescale(model, context.experiment.warmup.outliers, strength)
+        ladder.prepare_model(model.to(context.device), precision, masks=masks_)
+        if precision == mode.trainer_weights and not found:
+            ids = context.calibration_like_tokens(context.rac_mode.id)
+            found.update(calibrate(model, ids, torch.ones_like(ids), rac))
+        return ladder.score(model, tokens_, tokens_per_forward=context.settings.tokens_per_forward).logp
+
+    found: dict[str, Tensor] = {}
+    group, skip = mode.mode.scale_group, mode.skip
+    t0 = scored(Precision(scale_group=group, skip=skip))
+    t1 = scored(mode.trainer_weights)
+    t2 = scored(Precision("nvfp4", "nvfp4", group, skip=skip))
+    t2_rac = scored(mode.trainer, found)
+    t_fp8 = scored(Precision("fp8", "fp8", group, skip=skip))
+    return {
+        "w4a4_T2_minus_T0": (t2, t0),
+        "weight_T1_minus_T0": (t1, t0),
+        "act_w4a4_T2_minus_T1": (t2, t1),
+        "act_rac_T2_minus_T1": (t2_rac, t1),
+        "fp8_T2_minus_T0": (t_fp8, t0),
+    }
+
+
+STUDIES: dict[str, Callable[[Context], Study]] = {
+    "decomposition": decomposition,
+    "tokens": tokens,
+    "layers": layer_study,
+    "k_sweep": k_sweep,
+    "masks": masks,
+    "matrix": matrix,
+    "fp8": fp8,
+    "scales": scale_study,
+    "drift": drift_study,
+    "outliers": outlier_study,
+}
