@@ -32,15 +32,15 @@ from quads.numerics.rac import RacSpec
 LIMIT_PLAIN, LIMIT_RAC = 2e-6, 5e-3
 SPEC = RacSpec(0.5)
 H, I2, ROWS, EXPERTS = 2048, 6144, 4096, 128
-PACKED_SWEEP = [(16, 128, 4, 4), (16, 64, 4, 4), (16, 128, 3, 4), (16, 64, 6, 4), (16, 256, 3, 8)]
+PACKED_SWEEP = [(16, 128, 3, 4), (16, 128, 3, 4, 128), (16, 128, 2, 4), (16, 128, 4, 4)]
 DENSE_SWEEP = [
-    Tile(128, 256, 64, 8, 3, 8), Tile(128, 256, 64, 8, 3, 8, True), Tile(128, 256, 64, 8, 3, 4, True, True),
-    Tile(128, 256, 64, 8, 4, 4, True, True), Tile(128, 256, 64, 8, 4, 4, False, True), Tile(128, 128, 64, 8, 4, 8),
+    Tile(128, 256, 64, 8, 3, 8), Tile(128, 256, 64, 8, 3, 8, True), Tile(128, 256, 64, 8, 4, 8),
+    Tile(128, 128, 64, 8, 4, 4), Tile(256, 128, 64, 8, 3, 8), Tile(128, 256, 64, 16, 3, 8),
 ]  # fmt: skip
 GROUPED_SWEEP = [
-    Tile(128, 128, 64, 8, 4, 8), Tile(128, 256, 64, 8, 3, 8), Tile(128, 256, 64, 8, 4, 4, False, True),
-    Tile(128, 256, 64, 8, 4, 4, True, True),
+    Tile(128, 128, 64, 8, 4, 4), Tile(128, 256, 64, 8, 3, 8), Tile(128, 256, 64, 2, 4, 8), Tile(128, 256, 64, 2, 3, 8, True),
 ]  # fmt: skip
+CEILINGS = {"dense": "bf16 cuBLAS", "decode": "bmm", "experts even": "bmm", "experts uneven": "_grouped_mm", "thin": "bf16 cuBLAS"}
 
 
 class Weights:

@@ -99,12 +99,13 @@ def sets_beyond_l2(bytes_per_set: int, at_least: int = 2) -> int:
 
 
 def require_equal(what: str, got: torch.Tensor, expected: torch.Tensor) -> str:
-    """Byte equality of two tensors (sign of zero and NaN patterns included); returns an account, raises InexactError."""
+    """Byte equality of two tensors (sign of zero, NaN patterns included); an account of it, or InexactError."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         raise InexactError(
             f"{what}: got {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
         )
-    a, b = (t.contiguous().view(torch.uint8) for t in (got.reshape(-1), expected.to(got.device).reshape(-1)))
+    fresh = torch.contiguous_format
+    a, b = (t.clone(memory_format=fresh).view(-1).view(torch.uint8) for t in (got, expected.to(got.device)))
     different = int((a != b).sum())
     if different:
         first = int((a != b).nonzero()[0])

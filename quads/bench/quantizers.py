@@ -20,10 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quads.bench.protocol import Bar, Case, InexactError, Measured, copy_case, measure, ratio, require_equal, sets_beyond_l2
+from quads.bench.protocol import (
+    Bar,
+    Case,
+    InexactError,
+    Measured,
+    copy_case,
+    measure,
+    ratio,
+    require_equal,
+    sets_beyond_l2,
+)
 from quads.kernels import activation, rac_quantize, weight
 from quads.numerics import packed, qdq
-from quads.numerics.packed import Packed, PackedRac
+from quads.numerics.packed import PackedRac
 from quads.numerics.rac import RacSpec, select
 
 WEIGHT = (128, 1536, 2048)

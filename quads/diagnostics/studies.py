@@ -36,20 +36,20 @@ EMULATED = (
 )
 
 
-def gap_rows(context: Context, trainer: ladder.Scored, mode_id: str, **keys: Any) -> list[Row]:
+def gap_rows(context: Context, scored: ladder.Scored, mode_id: str, /, **keys: Any) -> list[Row]:
     """gap_table of a trainer against what the engine recorded, one row per seed."""
     dump = context.dump(mode_id)
     mask = dump.tokens.mask
     rows = []
     for seed, own in context.seeds(mode_id):
-        table = metrics.gap_table(trainer.logp[own], dump.logp[own], mask[own], context.gap_settings)
+        table = metrics.gap_table(scored.logp[own], dump.logp[own], mask[own], context.gap_settings)
         reward = dump.values["reward"][own]
         table["rollout_reward"] = reward.double().mean().item()
-        table["mean_token_entropy"] = trainer.entropy[own][mask[own]].double().mean().item()
+        table["mean_token_entropy"] = scored.entropy[own][mask[own]].double().mean().item()
         table["truncated_share"] = 1 - dump.values["finished"][own].double().mean().item()
         if bool(torch.isfinite(reward).all()):
             advantage = metrics.group_advantage(reward, dump.groups[own])
-            table |= metrics.quadrants(advantage, trainer.logp[own], dump.logp[own], mask[own])
+            table |= metrics.quadrants(advantage, scored.logp[own], dump.logp[own], mask[own])
         rows.append({**keys, "seed": seed, **table})
     return rows
 
@@ -174,10 +174,10 @@ def k_sweep(context: Context) -> Study:
     return Study(rows, figures.k_sweep(rows), [Table("k sweep", ("trainer", "k"), values)])
 
 
-def _gap_with_terms(context: Context, mode: capture.EngineMode, trainer: Precision, **keys: Any) -> list[Row]:
+def _gap_with_terms(context: Context, mode: capture.EngineMode, precision: Precision, /, **keys: Any) -> list[Row]:
     """gap_rows plus mean |delta_act| and |delta_num| (activations changed on the rollout's weights)."""
     dump, mask = context.dump(mode.id), context.dump(mode.id).tokens.mask
-    own = context.score(trainer, mode.id)
+    own = context.score(precision, mode.id)
     t1 = context.score(mode.trainer_weights, mode.id).logp.double()
     t2 = context.score(mode.trainer, mode.id, masks=mode).logp.double()
     rows = gap_rows(context, own, mode.id, **keys)

@@ -49,12 +49,13 @@ class PackedWeight(NamedTuple):
 
 
 class PackedTile(NamedTuple):
-    """Tokens and outputs of a tile, pipeline stages, warps."""
+    """Tokens and outputs of a tile, pipeline stages, warps, register limit a thread (None: the compiler's choice)."""
 
     m: int = 16
     n: int = 128
-    stages: int = 4
+    stages: int = 3
     warps: int = 4
+    registers: int | None = None
 
 
 def _half_words(codes: Tensor) -> Tensor:
@@ -310,6 +311,6 @@ def packed(
     _packed[(triton.cdiv(N, tile.n), second)](
         planes, rcp, w.words, w.scales, w.rcp, y, offsets, T, N, K, tiles_k, tiles_r,
         BM=tile.m, BN=tile.n, STAGES=tile.stages, GROUPED=offsets is not None, RAC=planes.shape[0] == 2,
-        EVEN=K % TILE_K == 0 and N % tile.n == 0, HARDWARE=not INTERPRET, num_warps=tile.warps, **LAUNCH,
+        EVEN=K % TILE_K == 0 and N % tile.n == 0, HARDWARE=not INTERPRET, num_warps=tile.warps, maxnreg=tile.registers, **LAUNCH,
     )  # fmt: skip
     return y

@@ -249,7 +249,7 @@ def pack_rac(
     shape = (scale, int(scale.numel() > 1), rows, groups, selected)
     if static:
         width, rest = (power_of_two(n) if n else 0 for n in (selected, groups - selected))
-        per = max(1, TILE // (width + rest))
+        per = power_of_two(max(1, TILE // (width + rest)) + 1) // 2  # rounded down
         _static_kernel[(triton.cdiv(rows, per),)](
             flat, c1, s1, c2, s2, order, *shape, ROWS=per, WIDTH=width, REST=rest,
             num_warps=WARPS if width + rest < 1024 else 8, **common,

@@ -64,7 +64,8 @@ def hard(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> tor
 def assert_bytes(got: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
     """Same shape, dtype and bytes: the sign of zero counts."""
     assert got.shape == expected.shape and got.dtype == expected.dtype, (what, got.shape, got.dtype, expected.shape)
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (got, expected.to(got.device)))
+    fresh = torch.contiguous_format  # a new tensor even for one element of stride 0, which has no byte view
+    a, b = (t.clone(memory_format=fresh).view(-1).view(torch.uint8) for t in (got, expected.to(got.device)))
     different = (a != b).nonzero()
     assert not len(different), f"{what}: {len(different)} of {len(a)} bytes differ, first at byte {int(different[0])}"
 

@@ -141,7 +141,7 @@ def test_graph_replay_sees_new_weights() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", [gemm.DENSE, gemm.Tile(128, 256, 64, 8, 4, 4, True, True), gemm.Tile(128, 128, 64, 8, 4, 8)])
+@pytest.mark.parametrize("tile", [gemm.DENSE, gemm.GROUPED, gemm.DENSE._replace(persistent=True)])
 def test_large_tiles(tile: gemm.Tile) -> None:
     x, w = gaussian(700, 1024), gaussian(1000, 1024, seed=7)
     wq, t = quantize_weight(w, "nvfp4"), terms(x)

@@ -17,11 +17,6 @@ TRAINING_SETS = [
 ]
 
 
-def local_copy(wildcards, output):
-    copy = config.get("local")
-    return f"--local {Path(copy) / wildcards.dataset}" if copy else ""
-
-
 localrules:
     fetch_set,
     fetch_data,

@@ -189,3 +189,9 @@ def memory_gib(wildcards):
 def gpus(wildcards):
     runtime = experiment_of(wildcards).runtime
     return runtime.gpus_per_node if runtime.device == "cuda" else 0
+
+
+def local_copy(wildcards, output):
+    """`--config local=PATH`: hub files that are already here, one folder per set."""
+    copy = config.get("local")
+    return f"--local {Path(copy) / wildcards.dataset}" if copy else ""
