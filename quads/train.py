@@ -3,11 +3,11 @@
     python -m quads.train --experiment configs/toy.yaml --arm quads --seed 0 --data DIR --model DIR \
         --checkpoints DIR --out DIR
 
-Contract: resumes from the last checkpoint under --checkpoints if that belongs to the same resolved config and code
-(otherwise the old checkpoints are moved aside, never deleted); writes OUT/run.json (resolved config), history.jsonl
-(one row per step), surgery.json, receipt.json, delta_weight.json, train.log (appended per attempt) and, last,
-OUT/result.json. Stops with a reason if the plugin did not load, if the engine's mode is not the arm's, if a step is
-missing from the history, or if the engine's weights differ from a QAT trainer's.
+Contract: resumes from the newest usable checkpoint under --checkpoints that belongs to the same resolved config and
+code; others are moved aside, never deleted (quads.integrations.verl.checkpoints). Writes OUT/run.json (resolved
+config), history.jsonl (one row per step), surgery.json, receipt.json, delta_weight.json, train.log (appended per
+attempt) and, last, OUT/result.json. Stops with a reason if the plugin did not load, if the engine's mode is not the
+arm's, if a step is missing from the history, or if the engine's weights differ from a QAT trainer's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import fcntl
 import json
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -25,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import ConfigError, Run, config_hash, load_arm, load_experiment, resolve_run
-from quads.files import ResultFileError, append_jsonl, read_jsonl, read_result, write_json_atomic
-from quads.integrations.verl.history import merge
-from quads.integrations.verl.launch import RaySession, TrainingError, run_driver
+from quads.files import ResultFileError, append_jsonl, read_jsonl, read_result, write_json_atomic, write_text_atomic
+from quads.integrations.verl.checkpoints import claim, is_complete
+from quads.integrations.verl.history import history_row, merge
+from quads.integrations.verl.launch import MetricsTail, RaySession, TrainingError, run_driver
 from quads.integrations.verl.overrides import RunPaths
 from quads.lifeline import watch_parents
 from quads.provenance import TRAINING, code_hash, commit, hardware, versions
@@ -51,19 +51,28 @@ def locked(checkpoints: Path) -> Iterator[None]:
         yield
 
 
-def claim_checkpoints(run: Run, code: str, checkpoints: Path) -> int:
-    """The step to resume from (0 for none). Checkpoints of another config or code are moved aside."""
-    stamp, want = checkpoints / "stamp.json", {"config_hash": config_hash(run), "code_hash": code}
-    if stamp.exists() and json.loads(stamp.read_text()) != want:
-        aside = checkpoints / time.strftime("stale-%Y%m%dT%H%M%S")
-        aside.mkdir()
-        for item in checkpoints.iterdir():
-            if item.name != ".lock" and not item.name.startswith("stale-"):
-                shutil.move(str(item), aside / item.name)
-        log.warning("checkpoints of another config or code were moved to %s; training starts from step 0", aside)
-    write_json_atomic(stamp, want)
-    latest = checkpoints / "latest_checkpointed_iteration.txt"
-    return int(latest.read_text()) if latest.exists() else 0
+def logged_rows(out: Path) -> list[dict[str, float]]:
+    """History rows of all attempts in this folder, by step, from verl's own logs (whose last line may be torn)."""
+    rows = []
+    attempts = sorted(out.glob("verl_metrics.*.jsonl"), key=lambda p: int(p.name.split(".")[1]))
+    for attempt in attempts:
+        rows += [history_row(record) for record in MetricsTail(attempt).read()]
+    return merge(rows)
+
+
+def start_history(run: Run, code: str, paths: RunPaths) -> int:
+    """Claim the checkpoints, rewrite history.jsonl up to the resume step, drop what former attempts left; the step."""
+    rows = logged_rows(paths.out)
+    stamp = {"config_hash": config_hash(run), "code_hash": code}
+    resumed = claim(paths.checkpoints, stamp, {int(r["step"]) for r in rows if "reward" in r})
+    if not resumed:
+        for attempt in paths.out.glob("verl_metrics.*.jsonl"):
+            attempt.rename(attempt.with_suffix(".lost"))
+    kept = [r for r in rows if r["step"] <= resumed] if resumed else []
+    write_text_atomic(paths.out / "history.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
+    for name in ("receipt.json", "surgery.json", "delta_weight.json", "engine_weights.safetensors"):
+        (paths.out / name).unlink(missing_ok=True)
+    return resumed
 
 
 class Progress:
@@ -99,13 +108,12 @@ class Progress:
 
 def check_history(path: Path, steps: int) -> list[dict[str, float]]:
     """The merged history, rewritten in step order. Raises TrainingError naming the steps that are missing."""
-    rows = merge(read_jsonl(path, ["step"]))
-    have = {int(r["step"]) for r in rows}
+    rows = merge(read_jsonl(path, ["step"], target=path.with_name("result.json")))
+    have = {int(r["step"]) for r in rows if "reward" in r or r["step"] == 0}
     missing = [s for s in range(steps + 1) if s not in have]
     if missing:
-        raise TrainingError(f"{path}: steps {missing} are missing; delete the run's checkpoints to train it again")
-    path.with_suffix(".partial").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    path.with_suffix(".partial").replace(path)
+        raise TrainingError(f"{path}: steps {missing} are missing although training ended; run the stage again")
+    write_text_atomic(path, "".join(json.dumps(r) + "\n" for r in rows))
     return rows
 
 
@@ -121,6 +129,8 @@ def check_receipt(run: Run, path: Path) -> dict[str, Any]:
 
 def check_delta_weight(run: Run, path: Path) -> dict[str, Any]:
     """The weight comparison. Raises TrainingError if a QAT trainer and its engine hold different weights."""
+    if not path.exists():
+        raise TrainingError(f"{path} is missing: the engine's weights were not compared with the trainer's")
     report: dict[str, Any] = json.loads(path.read_text())
     if run.arm.trainer.weight == run.arm.rollout.weight and report["different"]:
         raise TrainingError(
@@ -134,16 +144,17 @@ def train(run: Run, paths: RunPaths) -> dict[str, Any]:
     """Run the driver, check what it left, and return the result record."""
     started, code = time.time(), code_hash(*TRAINING)
     write_json_atomic(paths.out / "run.json", run.model_dump(mode="json"))
-    resumed = claim_checkpoints(run, code, paths.checkpoints)
+    resumed = start_history(run, code, paths)
     if resumed:
         log.info("%s resumes from step %d of %d", run.id, resumed, run.grpo.steps)
     history = paths.out / "history.jsonl"
-    if not resumed:
-        history.unlink(missing_ok=True)
     run_driver(run, paths, Progress(history, run, resumed))
     rows = check_history(history, run.grpo.steps)
     receipt = check_receipt(run, paths.out / "receipt.json")
-    hf = paths.checkpoints / f"global_step_{run.grpo.steps}" / "actor" / "huggingface"
+    last = paths.checkpoints / f"global_step_{run.grpo.steps}"
+    if not is_complete(last):
+        raise TrainingError(f"{last} is not a complete checkpoint although training ended; run the stage again")
+    hf = last / "actor" / "huggingface"
     masks = paths.checkpoints / "rac_masks.safetensors"
     return {
         "run": run.model_dump(mode="json"),
@@ -160,7 +171,7 @@ def train(run: Run, paths: RunPaths) -> dict[str, Any]:
         "delta_weight": check_delta_weight(run, paths.out / "delta_weight.json"),
         "hardware": hardware(),
         "versions": versions(*PACKAGES),
-        "attempts": sum(1 for _ in paths.out.glob("verl_metrics.*.jsonl")),
+        "attempts": sum(1 for _ in paths.out.glob("verl_metrics.*")),
         "resumed_from": resumed,
     }
 
@@ -192,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
             places = [p.resolve() for p in (args.data, args.model, args.checkpoints, args.out)]
             result = train(run, RunPaths(*places, ray))
         write_json_atomic(args.out / "result.json", result)
-    except (ConfigError, ResultFileError, TrainingError) as error:
+    except (ConfigError, ResultFileError, TrainingError, OSError) as error:
         log.error("%s", error)
         return 1
     log.info("%s done: %s", run.id, args.out / "result.json")

@@ -17,12 +17,12 @@ from quads.config.arms import Frozen
 class Collapse(Frozen):
     """The collapse detector (quads.diagnostics.collapse states the rule these numbers enter)."""
 
-    window: int = Field(5, gt=0, description="steps of the trailing median that stands for reward and gap")
+    window: int = Field(7, gt=0, description="steps of the trailing median that stands for reward and gap")
     baseline: int = Field(10, gt=0, description="first steps whose median gap is the run's own baseline")
     drop: float = Field(0.75, gt=0, lt=1, description="alarm when reward < drop x the highest reward so far")
-    noise: float = Field(2.0, ge=0, description="... and the fall exceeds this many standard deviations of the noise")
+    noise: float = Field(1.5, ge=0, description="... and the fall exceeds this many standard deviations of the noise")
     growth: float = Field(2.0, gt=1, description="gap alarm when gap > growth x baseline")
-    patience: int = Field(5, gt=0, description="steps in a row before a condition counts")
+    patience: int = Field(7, gt=0, description="steps in a row before a condition counts")
     recover: float = Field(0.9, gt=0, le=1, description="recovered when reward >= recover x highest for `patience`")
 
     @model_validator(mode="after")

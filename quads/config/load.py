@@ -21,11 +21,27 @@ M = TypeVar("M", Arm, Experiment)
 CONFIGS = Path("configs")
 
 
+class _NoDuplicates(yaml.SafeLoader):
+    """YAML lets a second key of the same name win silently; here it is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As in SafeLoader, after a look at the keys."""
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"key {key!r} stands twice{node.start_mark}; keep one of them")
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_NoDuplicates)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error}); save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, got {type(loaded).__name__}")
     return loaded

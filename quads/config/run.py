@@ -16,6 +16,13 @@ from pydantic import BaseModel
 from quads.config.arms import Arm, Frozen
 from quads.config.experiment import Data, Experiment, Grpo, Model, Runtime, Warmup
 
+# Fields of a run that change how it is shown, scheduled or saved, never what it computes: they are not in its hash.
+COSMETIC: dict[str, set[str]] = {
+    "arm": {"title", "paper_row"},
+    "grpo": {"save_every"},
+    "runtime": {"memory_gib"},
+}
+
 
 class Run(Frozen):
     """Everything that training depends on."""
@@ -35,8 +42,9 @@ class Run(Frozen):
 
 
 def canonical_json(model: BaseModel) -> str:
-    """The model as JSON with sorted keys: equal configs give equal text."""
-    return json.dumps(model.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """The model as JSON with sorted keys: configs that compute the same give the same text."""
+    exclude = COSMETIC if isinstance(model, Run) else None
+    return json.dumps(model.model_dump(mode="json", exclude=exclude), sort_keys=True, separators=(",", ":"))
 
 
 def config_hash(*models: BaseModel) -> str:

@@ -5,20 +5,21 @@ import json
 import pytest
 
 from quads import train as stage
-from quads.config import load_arm, load_experiment, resolve_run
+from quads.config import config_hash, load_arm, load_experiment, resolve_run
+from quads.files import read_jsonl
+from quads.integrations.verl.history import _REQUIRED
 from quads.integrations.verl.launch import MetricsTail, TrainingError
+from quads.integrations.verl.overrides import RunPaths
 
 RUN = resolve_run(load_experiment("smoke"), load_arm("quads"), 0)
 
 
-def test_checkpoints_of_other_code_are_moved_aside_not_deleted(tmp_path):
-    assert stage.claim_checkpoints(RUN, "code-a", tmp_path) == 0
-    (tmp_path / "global_step_2").mkdir()
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
-    assert stage.claim_checkpoints(RUN, "code-a", tmp_path) == 2
-    assert stage.claim_checkpoints(RUN, "code-b", tmp_path) == 0
-    assert len(list(tmp_path.glob("stale-*/global_step_2"))) == 1
-    assert not (tmp_path / "global_step_2").exists()
+def make_checkpoint(folder):
+    actor = folder / "actor"
+    (actor / "huggingface").mkdir(parents=True)
+    names = [f"actor/{s}_world_size_1_rank_0.pt" for s in ("model", "optim", "extra_state")]
+    for name in [*names, "data.pt", "actor/huggingface/model.safetensors", "actor/huggingface/config.json"]:
+        (folder / name).write_text("x")
 
 
 def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
@@ -28,7 +29,8 @@ def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
 
 def test_missing_steps_are_named(tmp_path):
     path = tmp_path / "history.jsonl"
-    path.write_text("".join(json.dumps({"step": s, "reward": 0.5}) + "\n" for s in (0, 1, 3)))
+    rows = [{"step": 0}, {"step": 1, "reward": 0.5}, {"step": 2, "eval_accuracy": 0.5}, {"step": 3, "reward": 0.5}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(TrainingError, match=r"steps \[2\] are missing"):
         stage.check_history(path, 3)
 
@@ -59,3 +61,27 @@ def test_tail_waits_for_a_whole_line(tmp_path):
     with path.open("ab") as file:
         file.write(b'p": 2}\n')
     assert tail.read() == [{"step": 2}]
+
+
+def test_a_missing_weight_comparison_stops_the_run(tmp_path):
+    with pytest.raises(TrainingError, match="were not compared"):
+        stage.check_delta_weight(RUN, tmp_path / "delta_weight.json")
+
+
+def test_history_is_rebuilt_from_all_attempts_and_old_reports_go(tmp_path):
+    paths = RunPaths(*(tmp_path / n for n in ("data", "model", "ckpt", "out", "ray")))
+    paths.out.mkdir()
+    paths.checkpoints.mkdir()
+    records = [{"step": s, "data": {v: 0.5 for v in _REQUIRED.values()}} for s in (1, 2, 3)]
+    text = "".join(json.dumps(r) + "\n" for r in [{"step": 0, "data": {"val-core/chain/acc/mean@1": 0.5}}, *records])
+    (paths.out / "verl_metrics.1.jsonl").write_text(text + '{"step": 4, "da')
+    (paths.out / "delta_weight.json").write_text('{"different": 0}')
+    make_checkpoint(paths.checkpoints / "global_step_2")
+    make_checkpoint(paths.checkpoints / "global_step_4")  # its metrics were never logged
+    (paths.checkpoints / "stamp.json").write_text(json.dumps({"config_hash": config_hash(RUN), "code_hash": "c"}))
+    assert stage.start_history(RUN, "c", paths) == 2
+    assert [r["step"] for r in read_jsonl(paths.out / "history.jsonl", ["step"])] == [0, 1, 2]
+    assert not (paths.out / "delta_weight.json").exists()
+    assert stage.start_history(RUN, "other code", paths) == 0
+    assert (paths.out / "history.jsonl").read_text() == ""
+    assert list(paths.out.glob("verl_metrics.*.jsonl")) == []

@@ -11,6 +11,7 @@ import socket
 import sys
 from math import ceil
 from pathlib import Path
+from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -83,7 +84,7 @@ resource_scopes:
 # `python` is the interpreter of this Snakemake even when the environment is not active; unbuffered, so that progress
 # lines come through tee at once. The first words are Snakemake's own default prefix, which this call replaces.
 shell.prefix(
-    f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH PYTHONUNBUFFERED=1; "
+    f"set -euo pipefail; export PATH={quote(str(Path(sys.executable).parent))}:$PATH PYTHONUNBUFFERED=1; "
 )
 
 

@@ -69,7 +69,7 @@ def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], N
     paths.out.mkdir(parents=True, exist_ok=True)
     launch = paths.out / "launch.json"
     launch.write_text(json.dumps({"overrides": verl_overrides(run, paths)}, indent=1))
-    attempt = sum(1 for _ in paths.out.glob("verl_metrics.*.jsonl")) + 1
+    attempt = sum(1 for _ in paths.out.glob("verl_metrics.*")) + 1
     metrics = paths.out / f"verl_metrics.{attempt}.jsonl"
     metrics.touch()
     log_path = paths.out / "train.log"

@@ -49,7 +49,7 @@ def hydra_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | Path):
-        return json.dumps(str(value))
+        return json.dumps(str(value), ensure_ascii=False)
     return repr(value)
 
 

@@ -43,7 +43,15 @@ class QuadsTrainer(PPOTrainerSync):
         metrics = super().prepare_step()
         return {**metrics, **getattr(self.agent_loop_manager, "metrics", {})}
 
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self._compare_weights()  # a mismatch must not cost a whole training run
+
     def fit(self, agent_loop_manager: Any) -> None:
         super().fit(agent_loop_manager)
         # The last step ends with a weight sync, so trainer and engine must hold the same weights now.
-        self.actor_rollout_wg.check_engine_weights()
+        self._compare_weights()
+
+    def _compare_weights(self) -> None:
+        # The call is asynchronous in the worker: its error would be lost if nobody waited for it.
+        ray.get(self.actor_rollout_wg.check_engine_weights())

@@ -9,6 +9,8 @@
     receipt.py        what was quantized, written as JSON and checked for completeness
     reload.py         weight updates and weight dumps
 
-Backend: "emulated (torch)". Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs. Eager mode only, since
-the experts' row counts are read on the host.
+Backend, by config key `backend` and in the receipt: reference = "emulated (torch)", triton = "emulated (triton)",
+native = an error until FP4 hardware ran it. Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs. Eager
+mode only with every backend, since the experts' row counts are read on the host (that excludes vLLM's compile and CUDA
+graphs; the kernels themselves hold no host value).
 """

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.quantization.online.moe_base import OnlineMoEMet
 from quads.integrations.vllm.quantization import (
     _PROCESSED,
     QuadsConfig,
+    check_backend,
     check_block,
     check_single_shard,
     load_masks,
@@ -72,6 +73,7 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         if getattr(layer, _PROCESSED, False):
             return
         state, mode = getattr(layer, ATTRIBUTE), self.config.engine.mode
+        check_backend(self.config, layer.w13_weight)
         load_masks(self.config, state, layer.w13_weight.device)
         w13, w2 = layer.w13_weight.data, layer.w2_weight.data
         for parameter, w, widths in (("w13_weight", w13, state.widths), ("w2_weight", w2, [w2.shape[1]])):
@@ -109,12 +111,32 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         if self.config.engine.mode.name == "bf16":
             return _plain_experts(layer, x if gathered else x[rows.token], rows)
         state = getattr(layer, ATTRIBUTE)
+        if self.config.engine.backend == "triton":
+            return self._triton_experts(layer, state, x, rows, gathered)
         a = state.quantize_input(f"{self.name}.w13", x)
         a = a if gathered else ActivationQ(a.qs[rows.token], a.rcp[rows.token])
         gate_up = _multiply(a, layer.w13_weight, layer.w13_rcp, rows, x.dtype)
         gate, up = gate_up.chunk(2, dim=-1)
         h = state.quantize_input(f"{self.name}.w2", silu(gate) * up)
         return _multiply(h, layer.w2_weight, layer.w2_rcp, rows, x.dtype)
+
+    def _triton_experts(
+        self, layer: torch.nn.Module, state: LayerState, x: torch.Tensor, rows: RoutedRows, gathered: bool
+    ) -> torch.Tensor:
+        """The same with backend triton: one grouped kernel per GEMM instead of a loop over experts."""
+        from quads.kernels.backend import grouped_product
+        from quads.kernels.rac_gemm import Terms
+
+        ends = torch.zeros(layer.w13_weight.shape[0] + 1, dtype=torch.int32)
+        for expert, count in rows.experts:
+            ends[expert + 1] = count
+        offsets = ends.cumsum(0, dtype=torch.int32).to(x.device)
+        t = state.quantize_operands(f"{self.name}.w13", x)
+        if not gathered:
+            t = Terms(*(None if part is None else part[rows.token] for part in t))
+        gate, up = grouped_product(t, layer.w13_weight, layer.w13_rcp, offsets, x.dtype).chunk(2, dim=-1)
+        h = state.quantize_operands(f"{self.name}.w2", silu(gate) * up)
+        return grouped_product(h, layer.w2_weight, layer.w2_rcp, offsets, x.dtype)
 
 
 def _multiply(

@@ -4,7 +4,8 @@
     stored   weight [N, K] in the layer's dtype = q * s, exact (<= 6 significant bits; E4M3 values for fp8;
              bf16-rounded)
              weight_rcp fp32 [N, 1], the remaining factor of every row
-    forward  y = numerics.emulated_linear(quantize_activation(x), (weight, weight_rcp))
+    forward  y = numerics.emulated_linear(quantize_activation(x), (weight, weight_rcp))       backend reference
+             the same product in one Triton kernel, another order of additions                backend triton
 
 Weights are quantized from the checkpoint's values at every load and at every layerwise reload by quads.layers.weights,
 the trainer's own function. Shapes and dtypes never change, so that a reload copies into the same storage.
@@ -36,7 +37,7 @@ from quads.numerics.formats import BLOCK
 from quads.numerics.qdq import WeightQ, emulated_linear
 from quads.rollout.mode import QUANT_METHOD, EngineConfig
 
-BACKEND = "emulated (torch)"
+BACKENDS = {"reference": "emulated (torch)", "triton": "emulated (triton)", "native": "native (FP4)"}  # in receipts
 _PROCESSED = "_already_called_process_weights_after_loading"  # vLLM's own flag against quantizing twice
 _registered = False
 
@@ -47,6 +48,7 @@ class QuadsConfig(QuantizationConfig):
     def __init__(self, engine: EngineConfig | None = None):
         super().__init__()
         self.engine = engine if engine is not None else EngineConfig()
+        self.backend = BACKENDS[self.engine.backend]
         self.reloads = 0  # completed weight updates
         self.broken: str | None = None  # why the weights can no longer be trusted
 
@@ -125,6 +127,14 @@ def load_masks(config: QuadsConfig, state: LayerState, device: torch.device) -> 
         state.set_mask(key, config.mask_file[key])
 
 
+def check_backend(config: QuadsConfig, weight: torch.Tensor) -> None:
+    """RuntimeError with the reason when the configured backend cannot multiply with this weight; called at load."""
+    if config.engine.backend != "reference":
+        from quads.kernels.backend import require
+
+        require(config.engine.backend, weight.dtype, weight.device.type)
+
+
 def check_block(name: str, config: EngineConfig, inner: int) -> None:
     """ValueError when an NVFP4 operand would have an inner dimension that is no multiple of 16."""
     if "nvfp4" in (config.mode.weight, config.mode.activation) and inner % BLOCK:
@@ -138,7 +148,7 @@ def check_single_shard(name: str, tp_size: int) -> None:
     """ValueError under tensor parallelism: amax per shard would differ from the trainer's whole-tensor amax."""
     if tp_size > 1:
         raise ValueError(
-            f"{name}: tensor parallel size {tp_size} is not supported by the {BACKEND} backend (scales would be taken "
+            f"{name}: tensor parallel size {tp_size} is not supported (scales would be taken "
             f"per shard); use tensor_parallel_size=1 and data parallel replicas"
         )
 
@@ -183,6 +193,7 @@ class QuadsLinearMethod(OnlineLinearBase):
         if getattr(layer, _PROCESSED, False):
             return
         state, mode = getattr(layer, ATTRIBUTE), self.config.engine.mode
+        check_backend(self.config, layer.weight)
         load_masks(self.config, state, layer.weight.device)
         quantized = quantize_rows(layer.weight.data, mode.weight, state.widths, mode.scale_group, self.name)
         store(layer, "weight", quantized)
@@ -193,7 +204,12 @@ class QuadsLinearMethod(OnlineLinearBase):
         """x [..., K] -> [..., N] in x's dtype."""
         if self.config.engine.mode.name == "bf16":
             return linear(x, layer.weight, bias)
-        state = getattr(layer, ATTRIBUTE)
-        a = state.quantize_input(self.name, x.reshape(-1, x.shape[-1]))
+        state, x_TK = getattr(layer, ATTRIBUTE), x.reshape(-1, x.shape[-1])
+        if self.config.engine.backend == "triton":
+            from quads.kernels.backend import linear_product
+
+            t = state.quantize_operands(self.name, x_TK)
+            return linear_product(t, layer.weight, layer.weight_rcp, x.dtype, bias).view(*x.shape[:-1], -1)
+        a = state.quantize_input(self.name, x_TK)
         y = emulated_linear(a, WeightQ(layer.weight, layer.weight_rcp), x.dtype, bias)
         return y.view(*x.shape[:-1], -1)

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 import quads
-from quads.integrations.vllm.quantization import BACKEND, QuadsConfig, engine_layer_name
+from quads.integrations.vllm.quantization import QuadsConfig, engine_layer_name
 from quads.integrations.vllm.state import quads_layers
 from quads.layers.names import skip_reason
 
@@ -59,7 +59,7 @@ def build_receipt(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any]
     return {
         "plugin": "quads",
         "mode": config.engine.mode.name,
-        "backend": BACKEND,
+        "backend": config.backend,
         "config": config.engine.to_dict(),
         "model": type(model).__name__,
         "modules": rows,

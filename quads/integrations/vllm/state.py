@@ -9,7 +9,7 @@ tensors on the weight's device, written by copy_ only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,15 @@ class LayerState:
         """x [rows, K] -> ActivationQ. Raises ValueError naming the layer; RuntimeError when its static mask is
         missing.
         """
+        return self._quantize(key, x, quantize_activation)
+
+    def quantize_operands(self, key: str, x: torch.Tensor) -> Any:
+        """The same for backend triton: x [rows, K] -> quads.kernels.rac_gemm.Terms."""
+        from quads.kernels.backend import operands
+
+        return self._quantize(key, x, operands)
+
+    def _quantize(self, key: str, x: torch.Tensor, quantize: Callable[..., Any]) -> Any:
         mode = self.config.mode
         rac, mask = mode.rac, None
         if mode.needs_masks:
@@ -68,7 +77,7 @@ class LayerState:
                     f"request"
                 )
         try:
-            return quantize_activation(x, mode.activation, rac, mask)
+            return quantize(x, mode.activation, rac, mask)
         except ValueError as error:
             raise ValueError(f"input of {key}: {error}") from error
 
