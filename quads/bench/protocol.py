@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -114,6 +115,15 @@ def require_equal(what: str, got: torch.Tensor, expected: torch.Tensor) -> str:
             f"expected {int(b[first])}"
         )
     return f"{what} {got.numel()} equal"
+
+
+def warm_up(seconds: float = 1.0) -> None:
+    """Bring an idle GPU's clocks up with products; the first second after idling runs at a fraction of them."""
+    a = torch.randn(8192, 8192, device="cuda").to(torch.bfloat16)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        a @ a
+        torch.cuda.synchronize()
 
 
 def capture(run: Callable[[int], object], sets: int) -> torch.cuda.CUDAGraph:

@@ -81,7 +81,7 @@ class Estimate:
 
 
 def estimate(chip: Chip, g: Gemm, rac: float = 0.0, form: Form = "D") -> Estimate:
-    """Cost of one (grouped) GEMM. ValueError for k outside 0..1, an unknown form, or a format the chip cannot multiply."""
+    """Cost of one (grouped) GEMM. ValueError for k outside 0..1, an unknown form, or a format without matrix units."""
     if not 0.0 <= rac <= 1.0 or form not in FORMS:
         raise ValueError(f"need 0 <= rac <= 1 and a form of {', '.join(FORMS)}, got {rac} and {form!r}")
     if g.unit not in chip.matrix:
@@ -150,7 +150,7 @@ def expectations(chip: Chip, tokens: Sequence[int], ks: Sequence[float]) -> str:
     return "\n".join(lines)
 
 
-# Rows of quads.bench.gemm (group, name prefix) -> what the model says of them with H200 rates; emulation multiplies bf16.
+# Rows of quads.bench.gemm (group, name prefix) -> the model's shape, k and form; the emulation multiplies bf16.
 _DENSE = Gemm(4096, 6144, 2048, 1, "bf16", "bf16", "bf16")
 _DECODE = Gemm(2048, 1536, 2048, 128, "bf16", "bf16", "bf16")
 _EXPERTS = Gemm(32768, 1536, 2048, 128, "bf16", "bf16", "bf16")
@@ -173,7 +173,7 @@ MEASURABLE: dict[tuple[str, str], tuple[Gemm, float, Form]] = {
 
 
 def compare(rows: Sequence[dict[str, Any]], chip: Chip = H200) -> list[dict[str, Any]]:
-    """Per measurable row: {"group", "name", "us", "model_us", "ratio", "bound"}; the fastest row of each name prefix."""
+    """{"group", "name", "us", "model_us", "ratio", "bound"} of the fastest row of each measurable prefix."""
     found = []
     for (group, prefix), (g, rac, form) in MEASURABLE.items():
         times = [r for r in rows if r["group"] == group and r["name"].startswith(prefix) and r["us"] is not None]
