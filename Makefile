@@ -23,6 +23,7 @@ help:  ## this list
 
 env:  ## create or update .venv (3 to 10 minutes the first time, nothing afterwards)
 	@VENV=$(VENV) envs/install.sh
+	@envs/sandbox.sh
 
 toy: env  ## the main job: four arms, 60 GRPO steps each, table and figures under results/toy/report
 	@python workflow/scripts/unlock.py
@@ -44,7 +45,7 @@ lint: env  ## ruff, snakefmt, mypy, import contracts, shell syntax
 	@snakefmt --check Snakefile workflow
 	@mypy $(TYPED)
 	@lint-imports
-	@bash -n envs/install.sh .ci/run
+	@bash -n envs/install.sh envs/sandbox.sh .ci/run
 
 ui: env  ## MLflow's page on http://127.0.0.1:5000 (PORT=... for another)
 	@python workflow/scripts/ui.py --port $(PORT)

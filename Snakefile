@@ -24,6 +24,7 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/track.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/benchmarks.smk"
+include: "workflow/rules/diagnose.smk"
 
 
 report: "workflow/report/workflow.rst"

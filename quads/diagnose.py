@@ -21,25 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import ConfigError, Experiment, load_arms, load_experiment
+from quads.diagnostics import STUDIES
 from quads.files import ResultFileError
 from quads.integrations.vllm.generate import EngineError, prepare_environment
 from quads.lifeline import watch_parents
 
 log = logging.getLogger("quads.diagnose")
-
-# quads.diagnostics.studies holds the functions; it imports torch, which must come after the environment is set.
-STUDIES = (
-    "decomposition",
-    "tokens",
-    "layers",
-    "k_sweep",
-    "masks",
-    "matrix",
-    "fp8",
-    "scales",
-    "drift",
-    "outliers",
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="folder of quads.prepare (eval.parquet, calibration.parquet)")
     parser.add_argument("--prompts", type=Path, help=".jsonl or .parquet in place of DATA/eval.parquet")
     parser.add_argument("--captures", type=Path, help="folder of `capture`")
+    parser.add_argument("--modes", nargs="+", help="capture only these modes (ids as in the file names)")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -81,14 +69,17 @@ def capture(experiment: Experiment, arms: list[Any], args: argparse.Namespace) -
         raise ConfigError("no prompts: give --prompts FILE or --data DIR")
     prompts = load_prompts(source, args.model, experiment.grpo.max_prompt_tokens)
 
-    def start(mode: captures.EngineMode, dtype: str, masks: Path | None) -> ScoringEngine:
+    def start(mode: captures.EngineMode, dtype: str, masks: Path | None, checkpoint: Path) -> ScoringEngine:
         receipt = args.out / f"receipt-{mode.id}-{dtype}.json"
         return ScoringEngine(
-            args.model, mode.mode, experiment, masks=masks, skip=mode.skip, receipt=receipt, dtype=dtype
+            checkpoint, mode.mode, experiment, masks=masks, skip=mode.skip, receipt=receipt, dtype=dtype
         )
 
+    modes = captures.engine_modes(arms, experiment.diagnostics)
+    if unknown := sorted(set(args.modes or ()) - set(modes)):
+        raise ConfigError(f"unknown mode(s) {', '.join(unknown)}; known: {', '.join(modes)}")
     captures.capture_all(
-        captures.engine_modes(arms, experiment.diagnostics),
+        {name: mode for name, mode in modes.items() if not args.modes or name in args.modes},
         prompts,
         calibration_ids(args.data, prompts),
         args.model,

@@ -9,6 +9,7 @@
     results/<experiment>/samples/<run id>/        never an output: generation cache, keyed by what decides a sample
     results/<experiment>/eval/<run id>-<hash over Evaluation>/
     results/<experiment>/mlflow/<run id>-<hash over Evaluation>.json
+    results/<experiment>/diagnose-<hash>/         hash over Model, Data, Warmup, Grpo, Runtime, Diagnostics
     results/<experiment>/report[_all]/
 
 Contract: a path holds the hash of exactly the configuration that decides its content, so that editing one setting
@@ -80,3 +81,14 @@ def tracked_file(experiment: Experiment, run: Run, results: Path = RESULTS) -> P
 def report_dir(experiment: Experiment, *, more: bool = False, results: Path = RESULTS) -> Path:
     """Tables and figures of `arms`, or with `more` of all arms."""
     return results / experiment.name / ("report_all" if more else "report")
+
+
+def diagnose_hash(experiment: Experiment) -> str:
+    """Ten hex digits over what captures and studies depend on; the arms are a parameter of the rules instead."""
+    e = experiment
+    return config_hash(e.model, e.data, e.warmup, e.grpo, e.runtime, e.diagnostics)
+
+
+def diagnose_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Captures and step-0 studies of the warm checkpoint (quads.diagnose)."""
+    return results / experiment.name / f"diagnose-{diagnose_hash(experiment)}"

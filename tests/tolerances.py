@@ -112,8 +112,36 @@ TOLERANCES: dict[str, Tolerance] = {
     ),
     "gemm_fp32_accumulation": Tolerance(
         limit=2e-6,
-        measured=1.2e-7,
+        measured=1.1e-7,
         why="max |y - y64| / (sum |a||w| in float64 with the scales) of the GEMM kernels: fp32 accumulation in another "
-        "order and two fp32 scalings",
+        "order and two fp32 scalings; measured in the interpreter, an H200's tensor cores stay below the limit too",
+    ),
+    "diagnostics/gap_table": Tolerance(
+        limit=1e-6,
+        measured=2e-7,
+        why="gap definitions against a loop over tokens in Python floats: quads.trainer.gap subtracts in float32",
+    ),
+    "diagnostics/ladder_logprob": Tolerance(
+        limit=1e-5,
+        measured=2e-6,
+        why="log-probs of batches of equal length against one sequence at a time through stock experts, three families "
+        "with bf16 weights: float32 additions in another order",
+    ),
+    "diagnostics/replay": Tolerance(
+        limit=1e-5,
+        measured=1e-6,
+        why="routing replay of the model's own choice: router weights are computed from the logits once more",
+    ),
+    "diagnostics/num_float32": Tolerance(
+        limit=1e-3,
+        measured=3e-7,
+        why="mean |float32 engine - trainer's emulation| over tokens on equal stored values, tiny OLMoE: additions in "
+        "another order; one flipped FP4 code moves a token by up to 1e-1, one in a hundred tokens is allowed to",
+    ),
+    "diagnostics/routing_differs": Tolerance(
+        limit=0.35,
+        measured=0.164,
+        why="share of (token, layer) that a bf16 engine and the float32 trainer route differently in a random OLMoE, "
+        "whose router has no preferences (the warm toy: 0.07)",
     ),
 }

@@ -10,3 +10,17 @@
 
 Reads checkpoints and captured files; needs no training run. Importing this package loads no torch.
 """
+
+# Names of the studies, in the order in which they are read; quads.diagnostics.studies holds the functions.
+STUDIES = (
+    "decomposition",
+    "tokens",
+    "layers",
+    "k_sweep",
+    "masks",
+    "matrix",
+    "fp8",
+    "scales",
+    "drift",
+    "outliers",
+)

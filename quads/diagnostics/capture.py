@@ -23,6 +23,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,13 +92,14 @@ def rac_engine(k: float, arms: Sequence[Arm], **changes: Any) -> EngineMode:
     )
 
 
-MASKS = [(granularity, mask) for granularity in ("block16", "channel") for mask in ("static", "batch", "token")]
+GRANULARITIES = ("block16", "channel")
+MASKS = [(granularity, mask) for granularity in GRANULARITIES for mask in ("static", "batch", "token")]
 
 
 def engine_modes(arms: Sequence[Arm], settings: Diagnostics) -> dict[str, EngineMode]:
     """Every engine that the studies need, by id; modes of arms come first and win."""
     wanted = [arm_engine(arm) for arm in arms]
-    wanted += [rac_engine(k, arms) for k in settings.k]
+    wanted += [rac_engine(k, arms, granularity=granularity) for granularity in GRANULARITIES for k in settings.k]
     wanted += [rac_engine(settings.mask_k, arms, granularity=g, mask=m) for g, m in MASKS]
     modes: dict[str, EngineMode] = {}
     for mode in wanted:
@@ -260,7 +262,8 @@ def _padded(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: tor
     return padded
 
 
-StartEngine = Callable[[EngineMode, str, Path | None], CaptureEngine]
+# (mode, engine dtype, file of static masks, checkpoint) -> an engine that is started on entering it
+StartEngine = Callable[[EngineMode, str, Path | None, Path], CaptureEngine]
 
 
 def capture_all(
@@ -292,7 +295,7 @@ def capture_all(
         identity = {**common, "mode": mode.mode.to_quantization_config("file" if masks else None, mode.skip)}
         path = out / f"{name}.safetensors"
         if not _is_done(path, identity):
-            with start(mode, experiment.runtime.engine_dtype, masks) as engine:
+            with start(mode, experiment.runtime.engine_dtype, masks, checkpoint) as engine:
                 trainer = load_model(checkpoint, mode.trainer_weights, device="cpu")
                 weights = engine.compare(quantized_weights(trainer))
                 tensors = capture_mode(engine, prompts, settings, grade)
@@ -300,25 +303,58 @@ def capture_all(
                 meta |= {"backend": engine.receipt.get("backend"), "counts": engine.receipt.get("counts")}
             _save(path, tensors, meta)
         if mode.arm_mode and settings.float32_engine:
-            _capture_float32(out, name, identity, start, mode, masks)
+            _capture_float32(out, name, identity, start, mode, masks, checkpoint)
         spent = time.monotonic() - begun
         log.info("captured %d/%d %s, %.0f s, about %.0f s left", number, len(modes), name, spent,
                  spent / number * (len(modes) - number))  # fmt: skip
+    shutil.rmtree(out / "stored-bf16", ignore_errors=True)
     write_json_atomic(out / "manifest.json", {**common, "modes": list(modes), "seconds": time.monotonic() - begun})
 
 
 def _capture_float32(
-    out: Path, name: str, identity: Mapping[str, Any], start: StartEngine, mode: EngineMode, masks: Path | None
+    out: Path,
+    name: str,
+    identity: Mapping[str, Any],
+    start: StartEngine,
+    mode: EngineMode,
+    masks: Path | None,
+    checkpoint: Path,
 ) -> None:
+    """Score a captured mode's tokens in a float32 engine that holds what the bf16 engine stores."""
     path = out / f"{name}.float32.safetensors"
     if _is_done(path, identity):
         return
     dump = load_dump(out, name)
     sequences = [row[:n].tolist() for row, n in zip(dump.tokens.ids, dump.tokens.length.tolist(), strict=True)]
-    with start(mode, "float32", masks) as engine:
+    with start(mode, "float32", masks, bf16_copy(checkpoint, out / "stored-bf16")) as engine:
         rows = engine.score(sequences, dump.tokens.start.tolist())
     prefill = _padded(rows, dump.tokens.mask.shape[1], math.nan, torch.float32)
     _save(path, {"prefill": prefill}, {"identity": identity, "dtype": "float32"})
+
+
+def bf16_copy(checkpoint: Path, folder: Path) -> Path:
+    """The checkpoint with every float tensor rounded to bf16, made once in `folder`; itself when it is that already.
+
+    A float32 engine on it differs from a bf16 engine in arithmetic alone: it stores the same values.
+    """
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if (folder / "done").is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = False
+    for file in files:
+        tensors = load_file(file)
+        rounded = {k: t.to(torch.bfloat16) if t.is_floating_point() else t for k, t in tensors.items()}
+        changed |= any(tensors[k].dtype != t.dtype for k, t in rounded.items())
+        save_file(rounded, folder / file.name, metadata={"format": "pt"})
+    if not changed:
+        shutil.rmtree(folder)
+        return checkpoint
+    for file in checkpoint.iterdir():
+        if file.is_file() and file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    (folder / "done").touch()
+    return folder
 
 
 def masks_path(out: Path, mode: EngineMode) -> Path:

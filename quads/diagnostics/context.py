@@ -21,7 +21,6 @@ from quads.config import Arm, ConfigError, Diagnostics, Experiment
 from quads.diagnostics import capture, ladder
 from quads.diagnostics.capture import Dump, EngineMode
 from quads.diagnostics.metrics import GapSettings
-from quads.files import ResultFileError
 from quads.layers.setup import Precision
 
 Row = dict[str, Any]
@@ -47,7 +46,7 @@ class Study:
 
 
 class Context:
-    """See the module docstring. Raises ConfigError or ResultFileError when captures and checkpoint do not match."""
+    """See the module docstring. Raises ConfigError when captures and checkpoint do not match."""
 
     def __init__(self, experiment: Experiment, arms: Sequence[Arm], model: Path, captures: Path) -> None:
         self.experiment, self.arms, self.model, self.captures = experiment, list(arms), model, captures
@@ -59,11 +58,6 @@ class Context:
                 f"{self.checkpoint_sha256[:12]}; run `python -m quads.diagnose capture` on it, into another folder"
             )
         self.modes = capture.engine_modes(self.arms, self.settings)
-        missing = sorted(set(self.modes) - set(self.manifest["modes"]))
-        if missing:
-            raise ResultFileError(
-                f"{captures} lacks {', '.join(missing)}; run `python -m quads.diagnose capture` again"
-            )
         self._dumps: dict[str, Dump] = {}
         self._scored: dict[Any, ladder.Scored] = {}
 
@@ -93,7 +87,7 @@ class Context:
         return self.modes[mode_id]
 
     def dump(self, mode_id: str) -> Dump:
-        """The captured file of a mode."""
+        """The captured file of a mode. Raises ResultFileError when it was not captured."""
         if mode_id not in self._dumps:
             self._dumps[mode_id] = capture.load_dump(self.captures, mode_id)
         return self._dumps[mode_id]

@@ -7,8 +7,8 @@
 
 delta_num telescopes further, each step one change:
     num_storage      R_s - R        embeddings, norms, routers and head rounded to bf16, as the engine stores them
-    num_float32      E32 - R_s      the same quantized arithmetic in float32 by the engine's code instead of trainer's
-    num_bf16         E_pre - E32    bf16 arithmetic between the quantized products
+    num_float32      E32 - R_s      same stored values, same float32 arithmetic, the engine's code instead of trainer's
+    num_bf16         E_pre - E32    same stored values, bf16 arithmetic between the quantized products
     num_decode       E - E_pre      token by token with a KV cache and a changing batch, against one prefill
 
 Inside those, not further summands (differences of the same quantity under one change):

@@ -63,7 +63,7 @@ def _line(
 
 
 def _legend(ax: Axes) -> None:
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, frameon=False, ncols=2)
 
 
 def _grouped_bars(ax: Axes, rows: Sequence[Row], groups: Sequence[tuple[str, Row]], values: dict[str, str]) -> None:
@@ -80,6 +80,14 @@ def _grouped_bars(ax: Axes, rows: Sequence[Row], groups: Sequence[tuple[str, Row
     ax.set_xticks(range(len(groups)), [label for label, _ in groups], rotation=30, ha="right", fontsize=8)
 
 
+def _log_bars(ax: Axes) -> None:
+    """Log axis for bars: they start at 0, which a log axis cannot show, so that the lowest bar sets the floor."""
+    heights = [bar.get_height() for bar in ax.patches if bar.get_height() > 0]
+    ax.set_yscale("log", nonpositive="clip")
+    if heights:
+        ax.set_ylim(min(heights) / 2, max(heights) * (max(heights) / min(heights)) ** 0.35)  # room for the legend
+
+
 def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
     """Left: total and its three terms per arm; right: the parts of delta_num."""
     figure, (left, right) = _figure(2, width=12, height=4.6)
@@ -93,7 +101,7 @@ def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
     ):
         flat = [{"arm": r["arm"], r["term"]: r["mean_token_abs"]} for r in rows if "mean_token_abs" in r]
         _grouped_bars(ax, flat, [(arm, {"arm": arm}) for arm in arms], {n: n for n in names})
-        ax.set_yscale("log", nonpositive="mask")
+        _log_bars(ax)
         ax.set_ylabel("mean |term| over tokens (nats)")
         ax.set_title(f"{title} (a missing bar is exactly 0 or not measured)", fontsize=9, loc="left")
         _legend(ax)
@@ -109,7 +117,7 @@ def tokens(rows: Sequence[Row]) -> Figure:
         own = [r for r in rows if r["by"] == by]
         for index, arm in enumerate(_unique(own, "arm")):
             _line(ax, own, "bin", "mean_token_abs_d", index, arm, at=float, arm=arm)
-        ax.set_yscale("log", nonpositive="mask")
+        ax.set_yscale("log")
         ax.set_xlabel(label)
         ax.set_ylabel(GAP_LABEL)
     axes[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -133,14 +141,17 @@ def layer_bars(rows: Sequence[Row]) -> Figure:
 
 
 def k_sweep(rows: Sequence[Row]) -> Figure:
-    """Mean gap (left) and three definitions of the largest gap (right) against k, for both trainers."""
-    figure, (left, right) = _figure(2, width=11, height=4.2)
+    """Mean gap of both trainers and granularities (left), three definitions of the largest gap (right), against k."""
+    figure, (left, right) = _figure(2, width=12, height=4.4)
     swept = [r for r in rows if r["k"] != "floor"]
-    for index, trainer in enumerate(_unique(swept, "trainer")):
-        _line(left, swept, "k", "mean_token_abs_d", index, f"trainer {trainer}", at=lambda k: 100 * k, trainer=trainer)
-    qat = [r for r in swept if r["trainer"] == swept[0]["trainer"]]
+    cases = list(dict.fromkeys((r["trainer"], r["granularity"]) for r in swept))
+    for index, (trainer, granularity) in enumerate(cases):
+        where = {"trainer": trainer, "granularity": granularity}
+        label = f"trainer {trainer}, {granularity}"
+        _line(left, swept, "k", "mean_token_abs_d", index, label, at=lambda k: 100 * k, **where)
+    where = {"trainer": swept[0]["trainer"], "granularity": swept[0]["granularity"]}
     for index, name in enumerate(("max_token_abs_d", "mean_microbatch_max_token_abs_d", "mean_seq_max_token_abs_d")):
-        _line(right, qat, "k", name, index, name, at=lambda k: 100 * k)
+        _line(right, swept, "k", name, index, name, at=lambda k: 100 * k, **where)
         floor = _seeds(rows, name, k="floor")
         if floor:
             right.axhline(float(np.mean(floor)), color=COLOURS[index], linewidth=0.8, linestyle=":")
@@ -148,10 +159,10 @@ def k_sweep(rows: Sequence[Row]) -> Figure:
     if floor:
         left.axhline(float(np.mean(floor)), color="#555555", linewidth=0.8, linestyle=":", label="BF16 / BF16")
     left.set_ylabel(GAP_LABEL)
-    right.set_ylabel("largest gap, QAT trainer (nats); dotted: BF16 / BF16")
+    right.set_ylabel("largest gap, QAT trainer, blocks (nats)\ndotted: BF16 / BF16")
     for ax in (left, right):
         ax.set_yscale("log")
-        ax.set_xlabel("compensated blocks k (%)")
+        ax.set_xlabel("k (%)")
         _legend(ax)
     return figure
 
@@ -168,7 +179,7 @@ def masks(rows: Sequence[Row]) -> Figure:
         "mean_token_abs_of_batch": "alone - in a batch",
     }
     _grouped_bars(ax, rows, groups, columns)
-    ax.set_yscale("log", nonpositive="mask")
+    _log_bars(ax)
     ax.set_ylabel("mean over tokens (nats)")
     _legend(ax)
     return figure
@@ -202,7 +213,7 @@ def stacked(rows: Sequence[Row]) -> Figure:
     groups = [(f"{r.split('-')[0]} | {t}", {"rollout": r, "trainer": t}) for r, t in pairs]
     names = ("total", "delta_weight", "delta_act", "delta_num")
     _grouped_bars(ax, rows, groups, {f"mean_token_abs_{n}": n for n in names})
-    ax.set_yscale("log", nonpositive="mask")
+    _log_bars(ax)
     ax.set_ylabel("mean over tokens (nats)")
     ax.set_xlabel("rollout | trainer (weight/activation)")
     _legend(ax)
@@ -215,7 +226,7 @@ def scales(rows: Sequence[Row]) -> Figure:
     groups = [(f"per {s}{', RAC' if rac else ''}", {"scale": s, "rac": rac}) for rac in (False, True)
               for s in _unique(rows, "scale")]  # fmt: skip
     _grouped_bars(ax, rows, groups, {"mean_token_abs_d": "mean |T2 - T1|", "p99_token_abs_d": "p99 |T2 - T1|"})
-    ax.set_yscale("log")
+    _log_bars(ax)
     ax.set_ylabel("nats")
     _legend(ax)
     return figure

@@ -148,30 +148,46 @@ def tokens(context: Context) -> Study:
 
 
 def layer_study(context: Context) -> Study:
-    """Per layer on tokens of the RAC engine, with the masks that this engine used."""
-    mode = context.rac_mode
-    masks, rac = context.masks(mode), mode.mode.rac
-    assert masks is not None and rac is not None
-    model = context.model_at(mode.trainer_weights)
-    rows = layers.layer_table(model, context.calibration_like_tokens(mode.id), rac, masks)
-    columns = tuple(key for key in rows[0] if key not in ("layer", "channels"))
-    return Study(rows, figures.layer_bars(rows), [Table("Layers", ("layer",), columns)])
+    """Per layer on tokens of the RAC engine, with the static masks that engines of both granularities used."""
+    model = context.model_at(context.rac_mode.trainer_weights)
+    tokens_ = context.calibration_like_tokens(context.rac_mode.id)
+    rows: list[Row] = []
+    for granularity in capture.GRANULARITIES:
+        mode = context.modes[capture.rac_engine(context.settings.mask_k, context.arms, granularity=granularity).id]
+        masks_, rac = context.masks(mode), mode.mode.rac
+        assert masks_ is not None and rac is not None
+        rows += [{"granularity": granularity, **row} for row in layers.layer_table(model, tokens_, rac, masks_)]
+    columns = tuple(key for key in rows[0] if key not in ("granularity", "layer", "channels"))
+    blocks = [row for row in rows if row["granularity"] == capture.GRANULARITIES[0]]
+    return Study(rows, figures.layer_bars(blocks), [Table("Layers", ("granularity", "layer"), columns)])
 
 
 def k_sweep(context: Context) -> Study:
     """Gap against k for a QAT trainer (T1) and a BF16 one, with delta_act and delta_num of T1; and the BF16 floor."""
-    arms = context.arms
     rows: list[Row] = []
-    for k in context.settings.k:
-        mode = context.modes[capture.rac_engine(k, arms).id]
-        for trainer in (mode.trainer_weights, Precision(skip=mode.skip)):
-            rows += _gap_with_terms(context, mode, trainer, k=k, trainer=_name(trainer), rollout=mode.id)
+    for granularity in capture.GRANULARITIES:
+        for k in context.settings.k:
+            mode = context.modes[capture.rac_engine(k, context.arms, granularity=granularity).id]
+            share = _selected_share(context, mode)
+            for trainer in (mode.trainer_weights, Precision(skip=mode.skip)):
+                keys = {"granularity": granularity, "k": k, "trainer": _name(trainer), "rollout": mode.id}
+                rows += _gap_with_terms(context, mode, trainer, selected_channel_share=share, **keys)
     plain = next((m for m in context.modes.values() if m.mode.name == "bf16"), None)
     if plain is not None:
-        rows += _gap_with_terms(context, plain, plain.trainer_weights, k="floor", trainer="bf16/bf16", rollout="bf16")
-    values = (*GAP, "mean_microbatch_max_token_abs_d", "rollout_reward", "mean_token_abs_delta_act",
-              "mean_token_abs_delta_num")  # fmt: skip
-    return Study(rows, figures.k_sweep(rows), [Table("k sweep", ("trainer", "k"), values)])
+        keys = {"granularity": "none", "k": "floor", "trainer": "bf16/bf16", "rollout": plain.id}
+        rows += _gap_with_terms(context, plain, plain.trainer_weights, **keys)
+    values = ("selected_channel_share", *GAP, "mean_microbatch_max_token_abs_d", "rollout_reward",
+              "mean_token_abs_delta_act", "mean_token_abs_delta_num")  # fmt: skip
+    notes = ["ceil(k n) units of n are compensated: with few blocks the share really selected exceeds k (its column)"]
+    return Study(rows, figures.k_sweep(rows), [Table("k sweep", ("granularity", "trainer", "k"), values)], notes)
+
+
+def _selected_share(context: Context, mode: capture.EngineMode) -> float:
+    """Channels with a second pass over all channels, all layers together."""
+    masks_ = context.masks(mode)
+    if masks_ is None:
+        return 0.0
+    return sum(int(m.sum()) for m in masks_.values()) / sum(m.numel() for m in masks_.values())
 
 
 def _gap_with_terms(context: Context, mode: capture.EngineMode, precision: Precision, /, **keys: Any) -> list[Row]:
@@ -231,7 +247,7 @@ def matrix(context: Context) -> Study:
     }
     rollouts = {mode.mode.name: mode for mode in map(capture.arm_engine, context.arms)}
     rows: list[Row] = []
-    for rollout in sorted(rollouts, key=lambda name: (len(name), name)):
+    for rollout in sorted(rollouts, key=list(trainers).index):
         mode = rollouts[rollout]
         for name, precision in trainers.items():
             scored = context.score(precision, mode.id, masks=rac)

@@ -63,7 +63,7 @@ def _kernel(
     column = tl.program_id(1) * COLUMNS + lane % COLUMNS
     mask = (row < rows) & (column < groups)
     block = row.to(tl.int64) * groups + column
-    lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, mask, NB, BF16, False, False)
+    lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, mask, NB, BF16, False, "evict_first")
     if TOKEN:
         row_gs, gs = row_scale(amax, ROWS, COLUMNS)
         own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -103,16 +103,15 @@ def _load_values(ptr, block, half: tl.constexpr, mask, NB: tl.constexpr, ROUND: 
 
 
 @triton.jit
-def load_block(ptr, block, mask, NB: tl.constexpr, BF16: tl.constexpr, ROUND: tl.constexpr, KEEP: tl.constexpr):
-    """Blocks `block` int64 [NB] of a 16-byte aligned contiguous tensor. KEEP: another kernel stage reads it again.
+def load_block(ptr, block, mask, NB: tl.constexpr, BF16: tl.constexpr, ROUND: tl.constexpr, POLICY: tl.constexpr):
+    """Blocks `block` int64 [NB] of a 16-byte aligned contiguous tensor. POLICY: cache eviction policy of the loads.
 
     ROUND: round to bf16 first (weights); no effect on bf16 input.
     """
     if BF16:
         words = ptr.to(tl.pointer_type(tl.int32)) + block[:, None] * 8 + tl.arange(0, 4)[None, :]
-        policy: tl.constexpr = "evict_last" if KEEP else "evict_first"
-        a = tl.load(words, mask=mask[:, None], other=0, eviction_policy=policy)
-        b = tl.load(words + 4, mask=mask[:, None], other=0, eviction_policy=policy)
+        a = tl.load(words, mask=mask[:, None], other=0, eviction_policy=POLICY)
+        b = tl.load(words + 4, mask=mask[:, None], other=0, eviction_policy=POLICY)
         return bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b), _amax_words(a, b, NB)
     lo0, hi0 = _load_values(ptr, block, 0, mask, NB, ROUND)
     lo1, hi1 = _load_values(ptr, block, 1, mask, NB, ROUND)
@@ -159,16 +158,22 @@ def shared_divisor_is_safe(gs):
 
 
 @triton.jit
-def weight_scale(amax, gs, limit):
-    """Order of verl_export. Block amax [NB], scalar gs and the amax it came from -> byte, s, d = RN(s / gs) [NB].
+def weight_scale(amax, gs, rcp, limit, SHARED: tl.constexpr):
+    """Order of verl_export. Block amax [NB], scalar gs, rcp = RN(1 / gs), amax of gs -> byte, s, d = RN(s / gs).
 
     A zero scale is stored as 0.125. A block that is not finite or exceeds `limit` gets the byte 0x7F and s = d = NaN.
+    SHARED: quotients through `divide_shared`; a block amax too small for it gives scale zero either way.
     """
-    byte = e4m3_encode(gs * tl.div_rn(amax, 6.0), HARDWARE)
+    if SHARED:
+        byte = e4m3_encode(gs * divide_shared(amax, 6.0, RCP_6), HARDWARE)
+    else:
+        byte = e4m3_encode(gs * tl.div_rn(amax, 6.0), HARDWARE)
     byte = tl.where(byte == 0, 0x20, byte)
     good = (amax.to(tl.int32, bitcast=True) < INFINITY_BITS) & (amax <= limit)
     byte = tl.where(good, byte, 0x7F)
     s = tl.where(good, e4m3_decode(byte, HARDWARE), float("nan"))
+    if SHARED:
+        return byte, s, divide_shared(s, gs, rcp)
     return byte, s, tl.div_rn(s, gs)
 
 

@@ -34,6 +34,10 @@ from quads.kernels.encode import INTERPRETED as INTERPRET
 from quads.kernels.encode import LAUNCH
 from quads.numerics.qdq import WeightQ
 
+if INTERPRET:
+    # Triton imports this at the first descriptor argument; it must see the same choice of interpreter as this module.
+    import triton.experimental.gluon
+
 
 class CachedWeight(NamedTuple):
     """qs bf16 [..., N, K] = q*s, exact and contiguous; rcp fp32 [..., N], the remaining factor of every row."""
@@ -43,10 +47,9 @@ class CachedWeight(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Tile sizes over tokens, outputs and K; token tiles per L2 group; pipeline stages; warps (4 with `specialize`).
+    """Tile sizes over tokens, outputs and K; token tiles per L2 group; pipeline stages; warps.
 
-    persistent: one program per multiprocessor walks over the tiles. specialize: a producer warp feeds two consumer
-    warpgroups (Hopper, not with a residual term).
+    persistent: one program per multiprocessor walks over the tiles.
     """
 
     m: int = 128
@@ -56,12 +59,12 @@ class Tile(NamedTuple):
     stages: int = 3
     warps: int = 8
     persistent: bool = False
-    specialize: bool = False
 
 
 # Best of the sweep in docs/kernels.md, on an H200.
-DENSE = Tile()
-GROUPED = Tile(128, 128, 64, 8, 4, 8)
+DENSE = Tile(persistent=True)
+GROUPED = Tile(group=2, stages=4)
+GROUPED_RAC = Tile()  # a residual tile more in shared memory: 3 stages
 SMALL = Tile(16, 16, 16, 2, 1, 4)  # for the interpreter
 
 
@@ -101,7 +104,7 @@ def product(a, b, acc, HARDWARE: tl.constexpr):
 def _gemm(
     a_desc, r_desc, w_desc, y_ptr, ar_ptr, wr_ptr, b_ptr, expert_ptr, row_ptr, off_ptr, M, N, K, KW, RT, NM,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GM: tl.constexpr, STAGES: tl.constexpr,
-    SPECIALIZE: tl.constexpr, GROUPED: tl.constexpr, RAC: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr,
+    GROUPED: tl.constexpr, RAC: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     # Persistent (fewer programs than tiles) or one tile a program; GM token tiles in a row share W tiles through L2.
     nn = tl.cdiv(N, BN)
@@ -133,7 +136,7 @@ def _gemm(
             for kt in tl.range(min(RT, tiles), tiles, num_stages=STAGES):
                 acc = product(a_desc.load([m0, kt * BK]), w_desc.load([w0, kt * BK]).T, acc, HARDWARE)
         else:
-            for kt in tl.range(0, tiles, num_stages=STAGES, warp_specialize=SPECIALIZE):
+            for kt in tl.range(0, tiles, num_stages=STAGES):
                 k0 = kt * BK
                 wk = k0 - tl.where(k0 >= KW, KW, 0)  # [a | r] meets [W | first columns of W], stored once
                 acc = product(a_desc.load([m0, k0]), w_desc.load([w0, wk]).T, acc, HARDWARE)
@@ -176,14 +179,16 @@ def check_operands(qs: Tensor, rcp: Tensor, w: CachedWeight, experts: bool) -> N
     """ValueError when activations qs [T, K] bf16, rcp fp32 [T] or [T, 1] and the weight do not fit together."""
     want = 3 if experts else 2
     if w.qs.dim() != want or qs.dim() != 2 or qs.shape[1] != w.qs.shape[-1]:
-        raise ValueError(f"activations {tuple(qs.shape)} do not fit a weight {tuple(w.qs.shape)}; want [T, K], [.., N, K]")
+        raise ValueError(
+            f"activations {tuple(qs.shape)} do not fit weight {tuple(w.qs.shape)}; want [T, K], [.., N, K]"
+        )
     if qs.dtype != torch.bfloat16 or w.qs.dtype != torch.bfloat16:
-        raise ValueError(f"q*s must be bfloat16 on both sides, got {qs.dtype} and {w.qs.dtype}; use cache() and terms()")
+        raise ValueError(f"q*s must be bfloat16, got {qs.dtype} and {w.qs.dtype}; use cache() and terms()")
     if rcp.dtype != torch.float32 or rcp.numel() != qs.shape[0]:
         raise ValueError(f"rcp must be fp32 with one value per row ({qs.shape[0]}), got {rcp.dtype} {tuple(rcp.shape)}")
     for name, x in (("activations", qs), ("weight", w.qs), ("rcp", rcp)):
         if not x.is_contiguous() or x.data_ptr() % 16:
-            raise ValueError(f"{name} must be contiguous and 16-byte aligned, got strides {x.stride()}; call .contiguous()")
+            raise ValueError(f"{name} must be contiguous and 16-byte aligned, got strides {x.stride()}; copy it")
 
 
 def linear_uniform(qs: Tensor, alpha: float, w: CachedWeight, out: Tensor | None = None) -> Tensor:
@@ -192,7 +197,9 @@ def linear_uniform(qs: Tensor, alpha: float, w: CachedWeight, out: Tensor | None
     RuntimeError during graph capture (module docstring).
     """
     if qs.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("linear_uniform bakes alpha into a CUDA graph; a weight update would not reach it; use linear")
+        raise RuntimeError(
+            "linear_uniform bakes alpha into a CUDA graph, where no weight update reaches it; use linear"
+        )
     return uniform_product(qs, alpha, w.qs, out)
 
 
@@ -263,7 +270,6 @@ def launch(
     _gemm[(programs,)](
         a, r, weight, y, rcp, w.rcp, bias, expert, row, offsets, T, N, K, KW, tiles_r, tiles_m,
         BM=tile.m, BN=tile.n, BK=tile.k, GM=tile.group, STAGES=tile.stages,
-        SPECIALIZE=tile.specialize and not INTERPRET,
         GROUPED=groups is not None, RAC=residual is not None, BIAS=bias is not None, HARDWARE=not INTERPRET,
         num_warps=tile.warps, num_stages=tile.stages, **LAUNCH,
     )  # fmt: skip

@@ -151,7 +151,16 @@ def _unpack(w, s0, s1, s2, s3, s4, s5, s6, s7):
         }""",
         "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
         [w, s0, s1, s2, s3, s4, s5, s6, s7],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        dtype=(
+            tl.bfloat16,
+            tl.bfloat16,
+            tl.bfloat16,
+            tl.bfloat16,
+            tl.bfloat16,
+            tl.bfloat16,
+            tl.bfloat16,
+            tl.bfloat16,
+        ),
         is_pure=True,
         pack=2,
     )
@@ -206,6 +215,17 @@ def _block(xp, here, kt, K, SLOT: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _store(total, m0, end, on, inside, ar_ptr, wr_ptr, y_ptr, N, BM: tl.constexpr, HARDWARE: tl.constexpr):
+    """Epilogue: total fp32 (BN, BM), 2^-8 times the sum, to y[m0 :, on]."""
+    om = m0 + tl.arange(0, BM)
+    ok = om < end
+    y = total * 256.0 * tl.load(ar_ptr + om, mask=ok, other=0.0)[None, :]
+    y = y * tl.load(wr_ptr + on, mask=inside, other=0.0)[:, None]
+    out = y_ptr + om[None, :].to(tl.int64) * N + on[:, None]
+    tl.store(out, round_to(y, y_ptr.dtype.element_ty, HARDWARE), mask=ok[None, :] & inside[:, None])
+
+
+@triton.jit
 def _packed(
     x_ptr, ar_ptr, w_ptr, s_ptr, wr_ptr, y_ptr, off_ptr, T, N, K, KT, RT,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, GROUPED: tl.constexpr, RAC: tl.constexpr,
@@ -223,8 +243,7 @@ def _packed(
         end = min(begin + BM, T)
     ROWS: tl.constexpr = BM * 2 if RAC else BM
     oc = tl.arange(0, 16)
-    rows = tl.arange(0, ROWS)
-    inside = on < N
+    rows, inside = tl.arange(0, ROWS), on < N
     w_base = w_ptr + e * KT * N * 16 + on[:, None] * 16 + oc[None, :]
     s_base = s_ptr + e * KT * N * 2 + on
     for m0 in tl.range(begin, end, BM):
@@ -266,19 +285,14 @@ def _packed(
             sp += N * 2
             xp += 128
         total = tl.sum(tl.reshape(acc, (BN, 2, BM)), axis=1) if RAC else acc
-        om = m0 + tl.arange(0, BM)
-        ok = om < end
-        y = total * 256.0 * tl.load(ar_ptr + om, mask=ok, other=0.0)[None, :]
-        y = y * tl.load(wr_ptr + e * N + on, mask=inside, other=0.0)[:, None]
-        out = y_ptr + om[None, :].to(tl.int64) * N + on[:, None]
-        tl.store(out, round_to(y, y_ptr.dtype.element_ty, HARDWARE), mask=ok[None, :] & inside[:, None])
+        _store(total, m0, end, on, inside, ar_ptr, wr_ptr + e * N, y_ptr, N, BM, HARDWARE)
 
 
 def _check(planes: Tensor, rcp: Tensor, w: PackedWeight) -> None:
     if planes.dim() != 3 or planes.shape[0] not in (1, 2) or planes.shape[2] != w.inner:
         raise ValueError(f"activations must be [1 or 2, T, {w.inner}], got {tuple(planes.shape)}")
     if planes.dtype != torch.bfloat16 or not planes.is_contiguous() or planes.data_ptr() % 16:
-        raise ValueError(f"activations must be contiguous, 16-byte aligned bfloat16, got {planes.dtype} {planes.stride()}")
+        raise ValueError(f"activations must be contiguous, aligned bfloat16, got {planes.dtype} {planes.stride()}")
     if rcp.dtype != torch.float32 or rcp.numel() != planes.shape[1] or not rcp.is_contiguous():
         raise ValueError(f"rcp must be contiguous fp32 [{planes.shape[1]}], got {rcp.dtype} {tuple(rcp.shape)}")
 
@@ -311,6 +325,7 @@ def packed(
     _packed[(triton.cdiv(N, tile.n), second)](
         planes, rcp, w.words, w.scales, w.rcp, y, offsets, T, N, K, tiles_k, tiles_r,
         BM=tile.m, BN=tile.n, STAGES=tile.stages, GROUPED=offsets is not None, RAC=planes.shape[0] == 2,
-        EVEN=K % TILE_K == 0 and N % tile.n == 0, HARDWARE=not INTERPRET, num_warps=tile.warps, maxnreg=tile.registers, **LAUNCH,
+        EVEN=K % TILE_K == 0 and N % tile.n == 0, HARDWARE=not INTERPRET,
+        num_warps=tile.warps, maxnreg=tile.registers, **LAUNCH,
     )  # fmt: skip
     return y

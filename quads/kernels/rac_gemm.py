@@ -144,7 +144,7 @@ def form_d_grouped(
 ) -> Tensor:
     """y [R, N]: as form_d, w.qs [E, N, K], rows sorted by expert, offsets int32 [E + 1]."""
     gemm.check_operands(t.first, t.rcp, w, experts=True)
-    tile = tile or (gemm.SMALL if gemm.INTERPRET else gemm.GROUPED)
+    tile = tile or (gemm.SMALL if gemm.INTERPRET else gemm.GROUPED_RAC)
     groups = groups or gemm.group_rows(offsets, t.first.shape[0], tile.m)
     return gemm.launch(t.first, _second(t), t.rcp, w, out_dtype, None, tile, groups)
 

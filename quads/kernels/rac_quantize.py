@@ -3,8 +3,9 @@
 
     pack_rac   x [T, K] -> PackedRac(first, second, blocks), bit-equal to `quads.numerics.packed.pack_rac`
 
-Static mask: a program takes some rows and splits their blocks into the compensated ones and the rest, which it loads
-through an index list; so no lane computes a second pass that nobody wants, and outputs stay in the order of x.
+Static mask: a program walks over the compensated blocks of some rows, then over the rest, through an index list; so no
+lane computes a second pass that nobody wants, and outputs stay in the order of x. With a scale per token it first
+scans the rows for their maxima; the second reading comes from cache.
 Token mask: a program holds whole rows, scores every block (float64 as the definition), finds the R-th largest score
 of each row bit by bit, and compensates what lies above it, ties to the lowest index.
 
@@ -23,7 +24,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quads.kernels.activation import given_scale
 from quads.kernels.blocks import (
     activation_scale,
-    amax_values,
     global_scale,
     load_block,
     pack_half,
@@ -36,9 +36,9 @@ from quads.numerics.formats import BLOCK
 from quads.numerics.packed import Packed, PackedRac, RacLayout, check_layout, rac_blocks
 from quads.numerics.rac import RacSpec, residual_mask, units_selected
 
-# Blocks per program and warps, chosen on an H200 (docs/kernels.md).
-TILE, WARPS = 256, 4
-TOKEN_TILE, TOKEN_LANES = 256, 4  # TOKEN_LANES: blocks a lane holds
+# Chosen on an H200 (docs/kernels.md). TILE: blocks of a chunk; TOKEN_WARPS: with scales per token; MASK_*: token masks.
+TILE, WARPS, TOKEN_WARPS = 64, 2, 2
+MASK_TILE, MASK_LANES = 128, 2  # MASK_LANES: blocks a lane holds
 _SIGN = tl.constexpr(-2147483648)
 _plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -57,6 +57,13 @@ def _residuals(x, v, t):
     r0, r1 = _residual(x[0], v[0], t), _residual(x[1], v[1], t)
     r2, r3 = _residual(x[2], v[2], t), _residual(x[3], v[3], t)
     return r0, r1, r2, r3
+
+
+@triton.jit
+def _residual_amax(r):
+    """fp32 [NB]: largest magnitude; NaN may be lost, since the first pass has marked its block already."""
+    first, second = tl.maximum(tl.abs(r[0]), tl.abs(r[1])), tl.maximum(tl.abs(r[2]), tl.abs(r[3]))
+    return tl.max(tl.maximum(first, second), axis=1)
 
 
 @triton.jit
@@ -79,7 +86,7 @@ def _tile(x_ptr, order_ptr, first, count, rows, groups, ROWS: tl.constexpr, WIDT
     place = lane % WIDTH
     mask = (row < rows) & (place < count)
     block = row.to(tl.int64) * groups + tl.load(order_ptr + first + place, mask=place < count, other=0)
-    lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, mask, ROWS * WIDTH, BF16, False, False)
+    lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, mask, ROWS * WIDTH, BF16, False, "evict_first")
     return (lo0, hi0, lo1, hi1), amax, row, place, block, mask
 
 
@@ -96,40 +103,70 @@ def _spread(value, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _scan_rows(x_ptr, rows, groups, ROWS: tl.constexpr, WIDTH: tl.constexpr, BF16: tl.constexpr):
+    """fp32 [ROWS]: row maxima, read in the order of memory (the passes then find the rows in cache)."""
+    lane = tl.arange(0, ROWS * WIDTH)
+    row = tl.program_id(0) * ROWS + lane // WIDTH
+    top = tl.zeros((ROWS * WIDTH,), tl.int32)
+    for first in range(0, groups, WIDTH):
+        column = first + lane % WIDTH
+        mask = (row < rows) & (column < groups)
+        block = row.to(tl.int64) * groups + column
+        _, _, _, _, amax = load_block(x_ptr, block, mask, ROWS * WIDTH, BF16, False, "evict_last")
+        top = tl.maximum(top, amax.to(tl.int32, bitcast=True))
+    return tl.max(tl.reshape(top, (ROWS, WIDTH)), axis=1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _compensated(
+    tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, first, selected, NB: tl.constexpr, IN_PLACE: tl.constexpr
+):
+    """Both passes of a tile of selected blocks that starts at place `first` of the list."""
+    x, amax, row, place, block, mask = tile
+    v, t = _pass(x, amax, gs, rcp, c1_ptr, s1_ptr, block, mask, NB)
+    r = _residuals(x, v, t)
+    target = block if IN_PLACE else row.to(tl.int64) * selected + first + place
+    _pass(r, _residual_amax(r), gs, rcp, c2_ptr, s2_ptr, target, mask, NB)
+
+
+@triton.jit
+def _plain(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB: tl.constexpr, IN_PLACE: tl.constexpr):
+    """The first pass of a tile of other blocks; in place, zeros for the second."""
+    x, amax, _, _, block, mask = tile
+    _pass(x, amax, gs, rcp, c1_ptr, s1_ptr, block, mask, NB)
+    if IN_PLACE:
+        zero = tl.zeros((NB,), tl.int32)
+        store_codes(c2_ptr, block, zero, zero, mask)
+        tl.store(s2_ptr + block, zero.to(tl.uint8), mask=mask)
+
+
+@triton.jit
 def _static_kernel(
     x_ptr, c1_ptr, s1_ptr, c2_ptr, s2_ptr, order_ptr, gs_ptr, gs_stride, rows, groups, selected,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, TOKEN: tl.constexpr, IN_PLACE: tl.constexpr,
-    BF16: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, TOKEN: tl.constexpr, IN_PLACE: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
-    """order: block numbers, the `selected` compensated ones first. WIDTH, REST: powers of two >= both counts, or 0."""
+    """order: block numbers, the `selected` compensated ones first; chunks of ROWS x WIDTH blocks of either part.
+
+    The first chunk of both parts is loaded before either is computed: at k = 50 % there are no others.
+    """
+    NB: tl.constexpr = ROWS * WIDTH
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    bits = tl.zeros((ROWS,), tl.int32)
-    if WIDTH > 0:
-        x, amax, row, place, block, mask = _tile(x_ptr, order_ptr, 0, selected, rows, groups, ROWS, WIDTH, BF16)
-        bits = _row_amax(amax, ROWS, WIDTH)
-    if REST > 0:
-        y, amax_y, _, _, block_y, mask_y = _tile(
-            x_ptr, order_ptr, selected, groups - selected, rows, groups, ROWS, REST, BF16)  # fmt: skip
-        bits = tl.maximum(bits, _row_amax(amax_y, ROWS, REST))
     if TOKEN:
-        gs = global_scale(bits.to(tl.float32, bitcast=True))
-        tl.store(gs_ptr + own, gs, mask=own < rows)
+        row_gs = global_scale(_scan_rows(x_ptr, rows, groups, ROWS, WIDTH, BF16))
+        tl.store(gs_ptr + own, row_gs, mask=own < rows)
     else:
-        gs = tl.load(gs_ptr + own * gs_stride, mask=own < rows, other=1.0)
-    rcp = tl.div_rn(1.0, gs)
-    if WIDTH > 0:
-        gs_x, rcp_x = _spread(gs, ROWS, WIDTH), _spread(rcp, ROWS, WIDTH)
-        v, t = _pass(x, amax, gs_x, rcp_x, c1_ptr, s1_ptr, block, mask, ROWS * WIDTH)
-        r = _residuals(x, v, t)
-        target = block if IN_PLACE else row.to(tl.int64) * selected + place
-        _pass(r, amax_values(r[0], r[1], r[2], r[3]), gs_x, rcp_x, c2_ptr, s2_ptr, target, mask, ROWS * WIDTH)
-    if REST > 0:
-        _pass(y, amax_y, _spread(gs, ROWS, REST), _spread(rcp, ROWS, REST), c1_ptr, s1_ptr, block_y, mask_y,
-              ROWS * REST)  # fmt: skip
-        if IN_PLACE:
-            zero = tl.zeros((ROWS * REST,), tl.int32)
-            store_codes(c2_ptr, block_y, zero, zero, mask_y)
-            tl.store(s2_ptr + block_y, zero.to(tl.uint8), mask=mask_y)
+        row_gs = tl.load(gs_ptr + own * gs_stride, mask=own < rows, other=1.0)
+    gs, rcp = _spread(row_gs, ROWS, WIDTH), _spread(tl.div_rn(1.0, row_gs), ROWS, WIDTH)
+    one = _tile(x_ptr, order_ptr, 0, selected, rows, groups, ROWS, WIDTH, BF16)
+    two = _tile(x_ptr, order_ptr, selected, groups - selected, rows, groups, ROWS, WIDTH, BF16)
+    _compensated(one, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, 0, selected, NB, IN_PLACE)
+    _plain(two, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB, IN_PLACE)
+    for first in range(WIDTH, selected, WIDTH):
+        tile = _tile(x_ptr, order_ptr, first, selected - first, rows, groups, ROWS, WIDTH, BF16)
+        _compensated(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, first, selected, NB, IN_PLACE)
+    for first in range(selected + WIDTH, groups, WIDTH):
+        tile = _tile(x_ptr, order_ptr, first, groups - first, rows, groups, ROWS, WIDTH, BF16)
+        _plain(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB, IN_PLACE)
 
 
 @triton.jit
@@ -143,18 +180,33 @@ def _score(r, ABSOLUTE: tl.constexpr):
 
 
 @triton.jit
-def _top(key, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """int32 0/1 [ROWS, WIDTH]: the `count` largest keys >= 0 of each row, ties to the lowest index; -1 never wins."""
-    limit = tl.zeros((ROWS,), tl.int64)
-    one = tl.full((), 1, tl.int64)
-    for i in range(63):
-        trial = limit | (one << (62 - i))
+def _limit(key, count, BITS: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS]: the count-th largest key of each row [ROWS, WIDTH], keys < 2^BITS; found from the top bit down."""
+    limit = tl.zeros((ROWS,), key.dtype)
+    one = tl.full((), 1, key.dtype)
+    for i in range(BITS):
+        trial = limit | (one << (BITS - 1 - i))
         above = tl.sum((key >= trial[:, None]).to(tl.int32), axis=1)
         limit = tl.where(above >= count, trial, limit)
-    higher = (key > limit[:, None]).to(tl.int32)
-    equal = (key == limit[:, None]).to(tl.int32)
-    free = count - tl.sum(higher, axis=1)
-    return higher | (equal & (tl.cumsum(equal, axis=1) <= free[:, None]).to(tl.int32))
+    return limit
+
+
+@triton.jit
+def _top(key, count, ROWS: tl.constexpr):
+    """int32 0/1 [ROWS, WIDTH]: the `count` largest int64 keys of each row, ties to the lowest index; -1 never wins.
+
+    The high words decide alone unless two candidates share the deciding one.
+    """
+    high = (key >> 32).to(tl.int32)
+    limit = _limit(high, count, 31, ROWS)
+    chosen = (high >= limit[:, None]).to(tl.int32)
+    if tl.max(tl.sum(chosen, axis=1), axis=0) > count:
+        full = _limit(key, count, 63, ROWS)
+        above = (key > full[:, None]).to(tl.int32)
+        equal = (key == full[:, None]).to(tl.int32)
+        free = count - tl.sum(above, axis=1)
+        chosen = above | (equal & (tl.cumsum(equal, axis=1) <= free[:, None]).to(tl.int32))
+    return chosen
 
 
 @triton.jit
@@ -170,7 +222,7 @@ def _token_kernel(
     column = lane % WIDTH
     mask = (row < rows) & (column < groups)
     block = row.to(tl.int64) * groups + column
-    lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, mask, NB, BF16, False, False)
+    lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, mask, NB, BF16, False, "evict_first")
     x = (lo0, hi0, lo1, hi1)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if TOKEN:
@@ -182,13 +234,13 @@ def _token_kernel(
     v, t = _pass(x, amax, gs_x, rcp_x, c1_ptr, s1_ptr, block, mask, NB)
     r = _residuals(x, v, t)
     key = tl.where(mask, _score(r, ABSOLUTE), -1)
-    chosen = _top(tl.reshape(key, (ROWS, WIDTH)), selected, ROWS, WIDTH)
+    chosen = _top(tl.reshape(key, (ROWS, WIDTH)), selected, ROWS)
     place = tl.reshape(tl.cumsum(chosen, axis=1) - 1, (NB,))
     picked = (tl.reshape(chosen, (NB,)) != 0) & mask
     compact = row.to(tl.int64) * selected + place
     target = block if IN_PLACE else compact
     tl.store(blocks_ptr + compact, column, mask=picked)
-    _pass(r, amax_values(r[0], r[1], r[2], r[3]), gs_x, rcp_x, c2_ptr, s2_ptr, target, picked, NB)
+    _pass(r, _residual_amax(r), gs_x, rcp_x, c2_ptr, s2_ptr, target, picked, NB)
     if IN_PLACE:
         zero = tl.zeros((NB,), tl.int32)
         store_codes(c2_ptr, block, zero, zero, mask & (tl.reshape(chosen, (NB,)) == 0))
@@ -204,6 +256,14 @@ def _plan(mask: Tensor) -> tuple[Tensor, Tensor]:
         known = (mask._version, blocks, torch.cat((blocks, others)).contiguous())
         _plans[mask] = known
     return known[1], known[2]
+
+
+def _chunk(selected: int, rest: int) -> int:
+    """Blocks a chunk: the largest power of two <= TILE that leaves at most an eighth of the lanes idle, at least 4."""
+    for width in (w for w in (64, 32, 16, 8) if w <= TILE):
+        if sum(-n % width for n in (selected, rest)) * 8 <= selected + rest:
+            return width
+    return 4
 
 
 def _check(rac: RacSpec, layout: str) -> None:
@@ -248,18 +308,18 @@ def pack_rac(
     common = {"TOKEN": token, "IN_PLACE": in_place, "BF16": flat.dtype == torch.bfloat16, **LAUNCH}
     shape = (scale, int(scale.numel() > 1), rows, groups, selected)
     if static:
-        width, rest = (power_of_two(n) if n else 0 for n in (selected, groups - selected))
-        per = power_of_two(max(1, TILE // (width + rest)) + 1) // 2  # rounded down
+        width = _chunk(selected, groups - selected)
+        per = max(1, TILE // width)
         _static_kernel[(triton.cdiv(rows, per),)](
-            flat, c1, s1, c2, s2, order, *shape, ROWS=per, WIDTH=width, REST=rest,
-            num_warps=WARPS if width + rest < 1024 else 8, **common,
+            flat, c1, s1, c2, s2, order, *shape, ROWS=per, WIDTH=width, num_warps=TOKEN_WARPS if token else WARPS,
+            **common,
         )  # fmt: skip
     else:
         width = power_of_two(groups)
-        per = max(1, TOKEN_TILE // width)
+        per = max(1, MASK_TILE // width)
         _token_kernel[(triton.cdiv(rows, per),)](
             flat, c1, s1, c2, s2, blocks, *shape, ROWS=per, WIDTH=width, ABSOLUTE=rac.score == "abs",
-            num_warps=max(1, min(8, per * width // (32 * TOKEN_LANES))), **common,
+            num_warps=max(1, min(8, per * width // (32 * MASK_LANES))), **common,
         )  # fmt: skip
     scale = (scale.expand(rows) if scale.numel() == 1 else scale).reshape(*x.shape[:-1], 1)
     return PackedRac(Packed(c1, s1, scale), Packed(c2, s2, scale), blocks)

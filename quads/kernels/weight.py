@@ -45,33 +45,41 @@ from quads.numerics.swizzle import swizzled_shape
 
 _FAKE, _QS, _PACK = 0, 1, 2
 # Tile sizes in blocks, warps and lag, chosen on an H200 (docs/kernels.md).
-TILE, WARPS = 256, 4
+TILE, WARPS, POLICY = 128, 4, "evict_first"
 AMAX_TILE, AMAX_WARPS = 16384, 8
-LAG = 2
+FUSED_TILE, FUSED_REPEAT, LAG = 4096, 4, 1
 FUSED_EXPERTS = 8  # fewer matrices than this: amax and quantize are two launches
 
 
 @triton.jit
-def _amax_tile(x_ptr, amax_ptr, matrix, tile, elements, BLOCK: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr):
-    """Fold the bf16-rounded magnitudes of one tile into amax_ptr[matrix], an int32 holding fp32 bits."""
-    offset = tile * BLOCK + tl.arange(0, BLOCK)
-    pointer = x_ptr + matrix.to(tl.int64) * elements + offset
+def _amax_tile(
+    x_ptr, amax_ptr, matrix, tile, elements,
+    BLOCK: tl.constexpr, REPEAT: tl.constexpr, EVEN: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Fold the bf16-rounded magnitudes of REPEAT * BLOCK elements into amax_ptr[matrix], an int32 of fp32 bits."""
+    lane = tl.arange(0, BLOCK)
+    base = x_ptr + matrix.to(tl.int64) * elements
     policy: tl.constexpr = "evict_last" if KEEP else "evict_first"
-    if EVEN:
-        x = tl.load(pointer, eviction_policy=policy)
-    else:
-        x = tl.load(pointer, mask=offset < elements, other=0.0, eviction_policy=policy)
-    if x.dtype == tl.bfloat16:
-        top = tl.max((x.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32), axis=0) << 16
-    else:
-        largest = tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & MAGNITUDE_BITS, axis=0)
-        top = bf16_bits(largest.to(tl.float32, bitcast=True), HARDWARE) << 16
-    tl.atomic_max(amax_ptr + matrix, top, sem="relaxed")
+    top = tl.zeros((BLOCK,), tl.int32)
+    for i in range(REPEAT):
+        offset = (tile * REPEAT + i) * BLOCK + lane
+        if EVEN:
+            x = tl.load(base + offset, eviction_policy=policy)
+        else:
+            x = tl.load(base + offset, mask=offset < elements, other=0.0, eviction_policy=policy)
+        if x.dtype == tl.bfloat16:
+            top = tl.maximum(top, (x.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32))
+        else:
+            top = tl.maximum(top, x.to(tl.float32).to(tl.int32, bitcast=True) & MAGNITUDE_BITS)
+    largest = tl.max(top, axis=0)
+    if x_ptr.dtype.element_ty != tl.bfloat16:
+        largest = bf16_bits(largest.to(tl.float32, bitcast=True), HARDWARE)
+    tl.atomic_max(amax_ptr + matrix, largest << 16, sem="relaxed")
 
 
 @triton.jit
 def _amax_kernel(x_ptr, amax_ptr, elements, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    _amax_tile(x_ptr, amax_ptr, tl.program_id(1), tl.program_id(0), elements, BLOCK, EVEN, False)
+    _amax_tile(x_ptr, amax_ptr, tl.program_id(1), tl.program_id(0), elements, BLOCK, 1, EVEN, False)
 
 
 @triton.jit
@@ -104,21 +112,23 @@ def _store_tile(
 def _quantize_tile(
     x_ptr, out_ptr, scale_ptr, amax, matrix, tile, blocks, groups, scale_tiles, scale_stride,
     NB: tl.constexpr, MODE: tl.constexpr, BF16: tl.constexpr, BF16_OUT: tl.constexpr, SWIZZLE: tl.constexpr,
+    POLICY: tl.constexpr,
 ):  # fmt: skip
     """Quantize blocks [tile * NB, ...) of one matrix of `blocks` blocks, `groups` a row, with the scalar amax."""
     local = tile * NB + tl.arange(0, NB)
     mask = local < blocks
     block = matrix.to(tl.int64) * blocks + local
-    lo0, hi0, lo1, hi1, block_amax = load_block(x_ptr, block, mask, NB, BF16, True, False)
+    lo0, hi0, lo1, hi1, block_amax = load_block(x_ptr, block, mask, NB, BF16, True, POLICY)
     gs = global_scale(amax)
     rcp = tl.div_rn(1.0, gs)
-    byte, s, d = weight_scale(block_amax, gs, amax)
     # Two bodies under a condition that is the same for the whole tile: the exact shortcut, and plain division.
     if shared_divisor_is_safe(gs):
+        byte, s, d = weight_scale(block_amax, gs, rcp, amax, True)
         r = tl.div_rn(1.0, d)
         v0, v1 = round_half_divided(lo0, hi0, d, r, True)
         v2, v3 = round_half_divided(lo1, hi1, d, r, True)
     else:
+        byte, s, d = weight_scale(block_amax, gs, rcp, amax, False)
         v0, v1 = round_half_divided(lo0, hi0, d, d, False)
         v2, v3 = round_half_divided(lo1, hi1, d, d, False)
     _store_tile((lo0, hi0, lo1, hi1), (v0, v1, v2, v3), s, byte, rcp, block, local, mask, out_ptr, scale_ptr, matrix,
@@ -129,39 +139,42 @@ def _quantize_tile(
 def _quantize_kernel(
     x_ptr, out_ptr, scale_ptr, amax_ptr, amax_stride, blocks, groups, scale_tiles, scale_stride,
     NB: tl.constexpr, MODE: tl.constexpr, BF16: tl.constexpr, BF16_OUT: tl.constexpr, SWIZZLE: tl.constexpr,
+    POLICY: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1)
     amax = tl.load(amax_ptr + matrix * amax_stride)
     _quantize_tile(x_ptr, out_ptr, scale_ptr, amax, matrix, tl.program_id(0), blocks, groups, scale_tiles,
-                   scale_stride, NB, MODE, BF16, BF16_OUT, SWIZZLE)  # fmt: skip
+                   scale_stride, NB, MODE, BF16, BF16_OUT, SWIZZLE, POLICY)  # fmt: skip
 
 
 @triton.jit
 def _fused_kernel(
-    x_ptr, out_ptr, scale_ptr, amax_ptr, counter_ptr, matrices, amax_tiles, quantize_tiles, blocks, groups,
-    scale_tiles, scale_stride, NB: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr, BF16: tl.constexpr,
-    BF16_OUT: tl.constexpr, SWIZZLE: tl.constexpr, EVEN: tl.constexpr, BEHIND: tl.constexpr,
+    x_ptr, out_ptr, scale_ptr, amax_ptr, counter_ptr, matrices, tiles, blocks, groups,
+    scale_tiles, scale_stride, NB: tl.constexpr, BLOCK: tl.constexpr, REPEAT: tl.constexpr, MODE: tl.constexpr,
+    BF16: tl.constexpr, BF16_OUT: tl.constexpr, SWIZZLE: tl.constexpr, EVEN: tl.constexpr, BEHIND: tl.constexpr,
 ):  # fmt: skip
     """amax and quantize in one launch. counter_ptr: int32 [1 + matrices], zero: tickets, then finished amax tiles.
 
-    Ticket t is step t // (amax_tiles + quantize_tiles); a step holds the amax tiles of matrix `step` and the quantize
-    tiles of matrix `step - BEHIND`.
+    A tile is BLOCK * REPEAT elements in both stages. Ticket t is step t // (2 * tiles); a step holds the amax tiles of
+    matrix `step`, then the quantize tiles of matrix `step - BEHIND`.
     """
     ticket = tl.atomic_add(counter_ptr, 1, sem="relaxed")
-    step = ticket // (amax_tiles + quantize_tiles)
-    tile = ticket - step * (amax_tiles + quantize_tiles)
-    if tile < amax_tiles:
+    step = ticket // (2 * tiles)
+    tile = ticket - step * (2 * tiles)
+    if tile < tiles:
         if step < matrices:
-            _amax_tile(x_ptr, amax_ptr, step, tile, blocks * 16, BLOCK, EVEN, True)
+            _amax_tile(x_ptr, amax_ptr, step, tile, blocks * 16, BLOCK, REPEAT, EVEN, True)
             tl.atomic_add(counter_ptr + 1 + step, 1, sem="release")
     else:
         matrix = step - BEHIND
         if matrix >= 0:
-            while tl.atomic_add(counter_ptr + 1 + matrix, 0, sem="acquire") < amax_tiles:
+            while tl.atomic_add(counter_ptr + 1 + matrix, 0, sem="acquire") < tiles:
                 pass
             amax = tl.atomic_max(amax_ptr + matrix, 0, sem="relaxed").to(tl.float32, bitcast=True)
-            _quantize_tile(x_ptr, out_ptr, scale_ptr, amax, matrix, tile - amax_tiles, blocks, groups, scale_tiles,
-                           scale_stride, NB, MODE, BF16, BF16_OUT, SWIZZLE)  # fmt: skip
+            first = (tile - tiles) * (BLOCK * REPEAT // 16 // NB)
+            for i in range(BLOCK * REPEAT // 16 // NB):
+                _quantize_tile(x_ptr, out_ptr, scale_ptr, amax, matrix, first + i, blocks, groups, scale_tiles,
+                               scale_stride, NB, MODE, BF16, BF16_OUT, SWIZZLE, "evict_first")  # fmt: skip
 
 
 def _launch_amax(x: Tensor, amax: Tensor, tile: int, warps: int) -> None:
@@ -193,31 +206,26 @@ def _given_amax(amax: Tensor, w: Tensor) -> tuple[Tensor, int]:
     return amax.expand(*w.shape[:-2], 1, 1).reshape(-1).contiguous(), 1
 
 
-def _run(
-    w: Tensor, out: Tensor, scales: Tensor | None, amax: Tensor | None, mode: int, swizzle: bool,
-    tile: int | None = None, warps: int | None = None, lag: int | None = None, fused: bool | None = None,
-) -> Tensor:  # fmt: skip
+def _run(w: Tensor, out: Tensor, scales: Tensor | None, amax: Tensor | None, mode: int, swizzle: bool) -> Tensor:
     """Launch for any mode; returns the amax used, fp32 [1] or [leading]."""
     x = prepared(w, "weight quantizer")
     leading, rows, groups = matrices(x, "weight quantizer")
-    tile, warps, lag = tile or TILE, warps or WARPS, LAG if lag is None else lag
     blocks = rows * groups
     padded_rows, padded_groups = swizzled_shape(rows, groups)
     common = {
-        "NB": tile, "MODE": mode, "BF16": x.dtype == torch.bfloat16, "BF16_OUT": out.dtype == torch.bfloat16,
-        "SWIZZLE": swizzle, "num_warps": warps,
+        "NB": TILE, "MODE": mode, "BF16": x.dtype == torch.bfloat16, "BF16_OUT": out.dtype == torch.bfloat16,
+        "SWIZZLE": swizzle, "num_warps": WARPS,
     }  # fmt: skip
     shape = (blocks, groups, padded_groups // 4, padded_rows * padded_groups)
-    scale_target = out if scales is None else scales
-    tiles = triton.cdiv(blocks, tile)
-    if amax is None and (leading >= FUSED_EXPERTS if fused is None else fused):
+    target = out if scales is None else scales
+    if amax is None and leading >= FUSED_EXPERTS:
         scratch = torch.zeros(2 * leading + 1, dtype=torch.int32, device=x.device)
         own, counter = scratch[:leading], scratch[leading:]
-        amax_block = min(AMAX_TILE, power_of_two(blocks * 16))
-        amax_tiles = triton.cdiv(blocks * 16, amax_block)
-        _fused_kernel[((leading + lag) * (amax_tiles + tiles),)](
-            x, out, scale_target, own, counter, leading, amax_tiles, tiles, *shape,
-            BLOCK=amax_block, EVEN=blocks * 16 % amax_block == 0, BEHIND=lag, **common, **LAUNCH,
+        per_tile = FUSED_TILE * FUSED_REPEAT
+        tiles = triton.cdiv(blocks * 16, per_tile)
+        _fused_kernel[((leading + LAG) * 2 * tiles,)](
+            x, out, target, own, counter, leading, tiles, *shape, BLOCK=FUSED_TILE, REPEAT=FUSED_REPEAT,
+            EVEN=blocks * 16 % per_tile == 0, BEHIND=LAG, **common, **LAUNCH,
         )  # fmt: skip
         return own.view(torch.float32)
     if amax is None:
@@ -225,7 +233,9 @@ def _run(
         _launch_amax(x, used, min(AMAX_TILE, power_of_two(blocks * 16)), AMAX_WARPS)
     else:
         used, stride = _given_amax(amax, w)
-    _quantize_kernel[(tiles, leading)](x, out, scale_target, used, stride, *shape, **common, **LAUNCH)
+    _quantize_kernel[(triton.cdiv(blocks, TILE), leading)](
+        x, out, target, used, stride, *shape, POLICY=POLICY, **common, **LAUNCH
+    )
     return used
 
 

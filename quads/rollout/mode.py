@@ -8,11 +8,15 @@
     w4a4        nvfp4   nvfp4       -
     w4a4+rac    nvfp4   nvfp4       {k, granularity, mask, score}
 
-    config = {"quant_method": "quads", "weight", "activation", "scale_group", "rac", "rac_masks", "skip", "receipt"}
+    config = {"quant_method": "quads", "weight", "activation", "scale_group", "rac", "rac_masks", "skip", "receipt",
+              "backend"}
 
 rac_masks: null, "sync" (masks arrive with every weight update) or the path of a safetensors file with bool tensors by
 engine key. skip: dotted name parts the engine leaves in high precision besides head, embedding, norms and routers,
 which are never quantized. receipt: path of the JSON file in which the engine records what it quantized, or null.
+backend: what multiplies. "reference" (default): fp32 torch, the definition, on any device; "triton": exact emulation on
+BF16 units, needs a GPU; "native": FP4 units, needs compute capability 10. One that cannot run is an error, never a
+fallback.
 Contract: closed. An unknown key or value is a ValueError that names the known ones; from_ and to_ are inverse.
 Differs from engine flags in that the whole description is one dict, checked in the launcher and again in the engine.
 """
@@ -33,6 +37,7 @@ MODES: dict[tuple[str, str], str] = {
     ("nvfp4", "nvfp4"): "w4a4",
 }
 SCALE_GROUPS = ("fused", "shard")
+BACKENDS = ("reference", "triton", "native")
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,14 @@ class RolloutMode:
         return cls(**{**values, "rac": rac})
 
     def to_quantization_config(
-        self, rac_masks: str | None = None, skip: tuple[str, ...] = (), receipt: str | None = None
+        self,
+        rac_masks: str | None = None,
+        skip: tuple[str, ...] = (),
+        receipt: str | None = None,
+        backend: str = "reference",
     ) -> dict[str, Any]:
         """Value of hf_overrides["quantization_config"]: plain JSON types only."""
-        return EngineConfig(self, rac_masks, tuple(skip), receipt).to_dict()
+        return EngineConfig(self, rac_masks, tuple(skip), receipt, backend).to_dict()
 
     @classmethod
     def from_quantization_config(cls, config: Mapping[str, Any]) -> RolloutMode:
@@ -100,8 +109,11 @@ class EngineConfig:
     rac_masks: str | None = None
     skip: tuple[str, ...] = ()
     receipt: str | None = None
+    backend: str = "reference"
 
     def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend {self.backend!r} is unknown; known: {', '.join(BACKENDS)}")
         if self.mode.needs_masks and not self.rac_masks:
             raise ValueError(
                 "rac.mask is static but rac_masks is null; give 'sync' (masks arrive with every weight update) or the "
@@ -120,17 +132,18 @@ class EngineConfig:
             "rac_masks": self.rac_masks,
             "skip": list(self.skip),
             "receipt": self.receipt,
+            "backend": self.backend,
         }
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> EngineConfig:
         """Inverse of to_dict; missing keys take the defaults of the dataclasses. Raises ValueError for unknown keys."""
         mode_keys = {f.name for f in fields(RolloutMode)}
-        _closed("quantization_config", config, mode_keys | {"quant_method", "rac_masks", "skip", "receipt"})
+        _closed("quantization_config", config, mode_keys | {"quant_method", "rac_masks", "skip", "receipt", "backend"})
         if config.get("quant_method", QUANT_METHOD) != QUANT_METHOD:
             raise ValueError(f"quant_method {config['quant_method']!r} is not {QUANT_METHOD!r}")
         mode = RolloutMode.from_dict({key: config[key] for key in mode_keys if key in config})
-        rest = {key: config[key] for key in ("rac_masks", "receipt") if key in config}
+        rest = {key: config[key] for key in ("rac_masks", "receipt", "backend") if key in config}
         return cls(mode, skip=tuple(config.get("skip", ())), **rest)
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +93,12 @@ def test_table_says_that_it_is_a_model() -> None:
     assert "Model" in expectations(B200, (16,), (0.5,)) and "nothing in this table was measured" in expectations(
         B200, (16,), (0.5,)
     )
+
+
+def test_library_products_agree_with_the_model() -> None:
+    """Large cuBLAS products of the committed H200 run lie within 15 % of the model; our kernels are never far below."""
+    rows = json.loads((Path(__file__).parents[2] / "docs" / "measured" / "h200_gemm.json").read_text())["rows"]
+    found = {(f["group"], f["name"]): f["ratio"] for f in compare(rows)}
+    for key in (("dense", "bf16 cuBLAS"), ("decode", "bmm"), ("experts even", "bmm")):
+        assert 0.85 <= found[key] <= 1.15, (key, found[key])
+    assert all(ratio > 0.85 for ratio in found.values()), "faster than the model's limits: its rates are wrong"

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs and references of the GEMM kernel tests. Import before quads.kernels: it turns the interpreter on."""
+"""Inputs and references of the GEMM kernel tests."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device functions of quads.kernels.encode against quads.numerics.formats, over every bf16 value and the cast vectors."""
+"""Device functions of quads.kernels.encode against quads.numerics.formats, over every bf16 value and cast vectors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _apply(x_ptr, y_ptr, count, WHAT: tl.constexpr, HW: tl.constexpr, N: tl.cons
     elif WHAT == "bf16":
         y = encode.bf16_bits(x, HW)
     else:
-        y = encode.bf16_pair(x, -x, HW)
+        y = encode.bf16_pair(x, x * -1.0, HW)  # -x is 0 - x in Triton: it loses the sign of zero
     tl.store(y_ptr + i, y, mask=i < count)
 
 

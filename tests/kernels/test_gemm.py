@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from gemm_cases import DEVICE, gaussian, poison, relative_error, wide_range
+from tolerances import TOLERANCES
 
 from quads.kernels import gemm
 from quads.kernels.rac_gemm import terms
 from quads.numerics.qdq import ActivationQ, WeightQ, emulated_linear, quantize_activation, quantize_weight
-from tolerances import TOLERANCES
 
 LIMIT = TOLERANCES["gemm_fp32_accumulation"].limit
 SHAPES = [(1, 16, 16), (10, 40, 144), (17, 33, 48), (33, 16, 256)]
@@ -76,7 +78,7 @@ def test_grouped(loads: list[int]) -> None:
     offsets = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
     y = gemm.grouped(t.first, t.rcp, gemm.cache(wq), offsets, torch.float32)
     a = quantize_activation(x, "nvfp4")
-    for e, (lo, hi) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for e, (lo, hi) in enumerate(pairwise(bounds)):
         own = ActivationQ(a.qs[lo:hi], a.rcp[lo:hi])
         expected = emulated_linear(own, WeightQ(wq.qs[e], wq.rcp[e]), torch.float32)
         assert torch.allclose(y[lo:hi], expected, rtol=1e-5, atol=1e-5)
@@ -141,7 +143,7 @@ def test_graph_replay_sees_new_weights() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", [gemm.DENSE, gemm.GROUPED, gemm.DENSE._replace(persistent=True)])
+@pytest.mark.parametrize("tile", [gemm.DENSE, gemm.GROUPED, gemm.GROUPED_RAC])
 def test_large_tiles(tile: gemm.Tile) -> None:
     x, w = gaussian(700, 1024), gaussian(1000, 1024, seed=7)
     wq, t = quantize_weight(w, "nvfp4"), terms(x)

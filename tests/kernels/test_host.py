@@ -64,7 +64,7 @@ def test_kernels_import_no_engine() -> None:
 
 
 def test_prepared_refuses() -> None:
-    with pytest.raises(ValueError, match="dtype torch.int32"):
+    with pytest.raises(ValueError, match=r"dtype torch\.int32"):
         host.prepared(torch.zeros(2, 16, dtype=torch.int32, device=DEVICE), "here")
     with pytest.raises(ValueError, match="positive multiple of 16"):
         host.prepared(torch.zeros(2, 17, device=DEVICE), "here")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gemm_cases import DEVICE, gaussian, poison, relative_error, wide_range
+from tolerances import TOLERANCES
 
 from quads.kernels import native, rac_gemm
 from quads.numerics import nvfp4
@@ -21,7 +22,6 @@ from quads.numerics.nvfp4 import global_scale, pack, quantize, to_qs
 from quads.numerics.qdq import quantize_weight, weight_amax
 from quads.numerics.rac import RacSpec
 from quads.numerics.swizzle import unswizzle
-from tolerances import TOLERANCES
 
 LIMIT = TOLERANCES["gemm_fp32_accumulation"].limit
 INTERPRETED_OR_BLACKWELL = native.INTERPRETED or native.unavailable() is None
@@ -53,10 +53,10 @@ def test_linear(shape, make) -> None:
 @runs
 def test_residual_on_the_first_columns() -> None:
     x, w = gaussian(5, 96), gaussian(20, 96, seed=7)
-    mask = (torch.arange(96, device=DEVICE) < 64)
+    mask = torch.arange(96, device=DEVICE) < 64
     t = rac_gemm.terms(x, RacSpec(0.5), mask)
     gs = global_scale(x.abs().amax(-1, keepdim=True))
-    a, qs = operand(x, gs)
+    a, _ = operand(x, gs)
     r, second = operand(rac_gemm.activation_residual(x)[:, :64].contiguous(), gs)
     assert torch.equal(second.bfloat16(), t.second[:, :64])
     p, _ = operand(w.bfloat16().float(), global_scale(weight_amax(w)), "verl_export")

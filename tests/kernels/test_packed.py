@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from gemm_cases import DEVICE, gaussian, poison, relative_error, wide_range
+from tolerances import TOLERANCES
 
 from quads.kernels import packed as pk
 from quads.kernels.rac_gemm import terms
 from quads.numerics import nvfp4
 from quads.numerics.formats import decode_e2m1, decode_e4m3
 from quads.numerics.qdq import ActivationQ, WeightQ, emulated_linear, quantize_activation, quantize_weight, weight_amax
-from tolerances import TOLERANCES
 
 LIMIT = TOLERANCES["gemm_fp32_accumulation"].limit
 
@@ -85,7 +87,7 @@ def test_grouped(loads: list[int]) -> None:
     offsets = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
     t, a = terms(x), quantize_activation(x, "nvfp4")
     y = pk.packed(t.first[None].contiguous(), t.rcp, p, torch.float32, offsets)
-    for e, (lo, hi) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for e, (lo, hi) in enumerate(pairwise(bounds)):
         expected = emulated_linear(ActivationQ(a.qs[lo:hi], a.rcp[lo:hi]), WeightQ(wq.qs[e], wq.rcp[e]), torch.float32)
         assert torch.allclose(y[lo:hi], expected, rtol=1e-5, atol=1e-5)
 
@@ -97,7 +99,7 @@ def test_size() -> None:
 
 
 def test_errors() -> None:
-    wq, p = weight(16, 32)
+    _, p = weight(16, 32)
     t = terms(gaussian(4, 32))
     with pytest.raises(ValueError, match=r"\[1 or 2, T, 32\]"):
         pk.packed(t.first, t.rcp, p, torch.float32)

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from gemm_cases import DEVICE, gaussian, poison, relative_error, wide_range
 from test_packed import weight
+from tolerances import TOLERANCES
 
 from quads.kernels import gemm, rac_gemm
 from quads.numerics.qdq import ActivationQ, WeightQ, emulated_linear, quantize_activation
 from quads.numerics.rac import RacSpec
-from tolerances import TOLERANCES
 
 LIMIT = TOLERANCES["gemm_fp32_accumulation"].limit
 SPEC = RacSpec(0.5)
@@ -29,7 +31,9 @@ def block_mask(K: int, blocks: list[int]) -> torch.Tensor:
     return mask.repeat_interleave(16).to(DEVICE)
 
 
-@pytest.mark.parametrize("spec", [None, SPEC, RacSpec(0.3, "channel", "token"), RacSpec(0.25, "block16", "batch", "abs")])
+@pytest.mark.parametrize(
+    "spec", [None, SPEC, RacSpec(0.3, "channel", "token"), RacSpec(0.25, mask="batch", score="abs")]
+)
 @pytest.mark.parametrize("make", [gaussian, wide_range])
 def test_terms_add_up_to_the_definition(spec, make) -> None:
     x = make(9, 96)
@@ -82,7 +86,7 @@ def test_grouped_uneven(name: str, loads: list[int]) -> None:
     offsets = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
     t, a = rac_gemm.terms(x, SPEC, mask), quantize_activation(x, "nvfp4", SPEC, mask)
     y = form(name, t, wq, lambda order: weight(3, 40, 144, order=order)[1], mask, offsets)
-    for e, (lo, hi) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for e, (lo, hi) in enumerate(pairwise(bounds)):
         expected = emulated_linear(ActivationQ(a.qs[lo:hi], a.rcp[lo:hi]), WeightQ(wq.qs[e], wq.rcp[e]), torch.float32)
         assert torch.allclose(y[lo:hi], expected, rtol=1e-5, atol=1e-5)
 

@@ -40,7 +40,7 @@ def test_hard_values(token: bool, share: float, layout: str) -> None:
 
 def test_token_masks_by_magnitude_and_with_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal scores (repeated blocks, zero residuals) go to the lowest index."""
-    monkeypatch.setattr(rac_quantize, "TOKEN_TILE", 16)
+    monkeypatch.setattr(rac_quantize, "MASK_TILE", 16)
     block = hard(1, 16, seed=3)
     x = torch.cat([block.repeat(4, 6), hard(3, 96), torch.zeros(1, 96, dtype=torch.bfloat16, device=DEVICE)])
     for score in ("abs", "sumsq"):

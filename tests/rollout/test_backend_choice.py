@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend is an explicit part of an engine's config, and the plugin multiplies with it or says why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quads.rollout.mode import EngineConfig, RolloutMode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_default_is_the_definition() -> None:
+    config = RolloutMode("nvfp4", "nvfp4").to_quantization_config()
+    assert config["backend"] == "reference"
+    del config["backend"]  # a config written before backends existed
+    assert EngineConfig.from_dict(config).backend == "reference"
+
+
+def test_round_trip() -> None:
+    config = RolloutMode("nvfp4", "nvfp4").to_quantization_config(backend="triton")
+    assert EngineConfig.from_dict(config).backend == "triton"
+    assert EngineConfig.from_dict(config).to_dict() == config
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ValueError, match="known: reference, triton, native"):
+        RolloutMode().to_quantization_config(backend="cutlass")
+
+
+PROGRAM = """
+from types import SimpleNamespace
+import torch
+from quads.integrations.vllm.moe import QuadsMoEMethod
+from quads.integrations.vllm.quantization import QuadsConfig, QuadsLinearMethod, check_backend
+from quads.integrations.vllm.state import ATTRIBUTE, LayerState
+from quads.layers.routing import route
+from quads.numerics.qdq import quantize_weight
+from quads.rollout.mode import EngineConfig, RolloutMode
+from quads.numerics.rac import RacSpec
+
+torch.manual_seed(0)
+x, ids = torch.randn(9, 64).bfloat16(), torch.randint(0, 3, (9, 2))
+w = {n: quantize_weight(torch.randn(*s), "nvfp4") for n, s in dict(l=(48, 64), w13=(3, 64, 64), w2=(3, 64, 32)).items()}
+for rac in (None, RacSpec(0.5, mask="token")):
+    outputs = {}
+    for backend in ("reference", "triton"):
+        config = QuadsConfig(EngineConfig(RolloutMode("nvfp4", "nvfp4", rac), backend=backend))
+        check_backend(config, w["l"].qs.bfloat16())
+        state = LayerState("m", "linear", config.engine, {"m": 64}, [48])
+        layer = SimpleNamespace(weight=w["l"].qs.bfloat16(), weight_rcp=w["l"].rcp.expand(48, 1).contiguous())
+        setattr(layer, ATTRIBUTE, state)
+        method = QuadsLinearMethod.__new__(QuadsLinearMethod)
+        method.config, method.name = config, "m"
+        experts = QuadsMoEMethod.__new__(QuadsMoEMethod)
+        experts.config, experts.name = config, "e"
+        moe = SimpleNamespace()
+        for n in ("w13", "w2"):
+            setattr(moe, f"{n}_weight", w[n].qs.bfloat16())
+            setattr(moe, f"{n}_rcp", w[n].rcp.expand(*w[n].qs.shape[:2], 1).contiguous())
+        setattr(moe, ATTRIBUTE, LayerState("e", "experts", config.engine, {"e.w13": 64, "e.w2": 32}, [32, 32]))
+        outputs[backend] = method.apply(layer, x), experts._experts(moe, x, route(ids, 3), gathered=False)
+        print(backend, config.backend)
+    for reference, triton in zip(outputs["reference"], outputs["triton"]):
+        difference = (reference.float() - triton.float()).abs().max() / reference.float().abs().max()
+        print("difference", float(difference))
+        assert difference < 2 ** -7, difference
+for backend, dtype in (("triton", torch.float32), ("native", torch.bfloat16)):
+    try:
+        check_backend(QuadsConfig(EngineConfig(RolloutMode(), backend=backend)), torch.zeros(1, dtype=dtype))
+    except RuntimeError as error:
+        print("refused:", error)
+    else:
+        raise AssertionError(backend)
+print("done")
+"""
+
+
+@pytest.mark.stack
+def test_the_plugin_multiplies_with_it() -> None:
+    """Both layer methods, backend triton in the interpreter against the reference; refusals carry the reason."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr[-3000:]
+    assert "triton emulated (triton)" in done.stdout and done.stdout.count("refused:") == 2
