@@ -24,8 +24,8 @@ from quads.files import write_json_atomic
 def ceilings() -> list[Measured]:
     """Copy of 1 GiB and two bf16 products: what this card does today, for comparison between runs."""
     warm_up()
-    source, target = (torch.randn(2**28, device="cuda") for _ in range(2))
-    rows = measure("ceilings: memory", [copy_case("copy 1 GiB", [source], [target])], 1, 9)
+    source, target = ([torch.randn(2**28, device="cuda") for _ in range(2)] for _ in range(2))
+    rows = measure("ceilings: memory", [copy_case("copy 1 GiB", source, target)], 2, 9)
     del source, target
     torch.cuda.empty_cache()
     for m, n, k, sets in ((8192, 8192, 8192, 1), (4096, 6144, 2048, 4)):

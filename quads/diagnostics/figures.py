@@ -136,6 +136,7 @@ def layer_bars(rows: Sequence[Row]) -> Figure:
     _grouped_bars(right, rows, groups, shares)
     right.set_ylabel("share")
     for ax in (left, right):
+        ax.set_ylim(top=ax.get_ylim()[1] * 1.2)  # room for the legend
         _legend(ax)
     return figure
 

@@ -4,8 +4,8 @@
     pack_rac   x [T, K] -> PackedRac(first, second, blocks), bit-equal to `quads.numerics.packed.pack_rac`
 
 Static mask: a program walks over the compensated blocks of some rows, then over the rest, through an index list; so no
-lane computes a second pass that nobody wants, and outputs stay in the order of x. With a scale per token it first
-scans the rows for their maxima; the second reading comes from cache.
+lane computes a second pass that nobody wants, and outputs stay in the order of x. With a scale per token it takes
+the rows' maxima first, from registers or by a scan that leaves the rows in cache.
 Token mask: a program holds whole rows, scores every block (float64 as the definition), finds the R-th largest score
 of each row bit by bit, and compensates what lies above it, ties to the lowest index.
 
@@ -36,8 +36,8 @@ from quads.numerics.formats import BLOCK
 from quads.numerics.packed import Packed, PackedRac, RacLayout, check_layout, rac_blocks
 from quads.numerics.rac import RacSpec, residual_mask, units_selected
 
-# Chosen on an H200 (docs/kernels.md). TILE: blocks of a chunk; TOKEN_WARPS: with scales per token; MASK_*: token masks.
-TILE, WARPS, TOKEN_WARPS = 64, 2, 2
+# Chosen on an H200 (docs/kernels.md). TILE: blocks of a chunk; MASK_TILE: blocks of a program with token masks.
+TILE, WARPS = 64, 2
 MASK_TILE, MASK_LANES = 128, 2  # MASK_LANES: blocks a lane holds
 _SIGN = tl.constexpr(-2147483648)
 _plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -143,30 +143,37 @@ def _plain(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB: tl.constexpr, IN_P
 @triton.jit
 def _static_kernel(
     x_ptr, c1_ptr, s1_ptr, c2_ptr, s2_ptr, order_ptr, gs_ptr, gs_stride, rows, groups, selected,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, TOKEN: tl.constexpr, IN_PLACE: tl.constexpr, BF16: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SINGLE: tl.constexpr, TOKEN: tl.constexpr, IN_PLACE: tl.constexpr,
+    BF16: tl.constexpr,
 ):  # fmt: skip
     """order: block numbers, the `selected` compensated ones first; chunks of ROWS x WIDTH blocks of either part.
 
-    The first chunk of both parts is loaded before either is computed: at k = 50 % there are no others.
+    The first chunk of both parts is loaded before either is computed. SINGLE: there are no others, as at k = 50 %.
     """
     NB: tl.constexpr = ROWS * WIDTH
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    one = _tile(x_ptr, order_ptr, 0, selected, rows, groups, ROWS, WIDTH, BF16)
+    two = _tile(x_ptr, order_ptr, selected, groups - selected, rows, groups, ROWS, WIDTH, BF16)
     if TOKEN:
-        row_gs = global_scale(_scan_rows(x_ptr, rows, groups, ROWS, WIDTH, BF16))
+        if SINGLE:
+            row_amax = tl.maximum(_row_amax(one[1], ROWS, WIDTH), _row_amax(two[1], ROWS, WIDTH))
+            row_amax = row_amax.to(tl.float32, bitcast=True)
+        else:
+            row_amax = _scan_rows(x_ptr, rows, groups, ROWS, WIDTH, BF16)
+        row_gs = global_scale(row_amax)
         tl.store(gs_ptr + own, row_gs, mask=own < rows)
     else:
         row_gs = tl.load(gs_ptr + own * gs_stride, mask=own < rows, other=1.0)
     gs, rcp = _spread(row_gs, ROWS, WIDTH), _spread(tl.div_rn(1.0, row_gs), ROWS, WIDTH)
-    one = _tile(x_ptr, order_ptr, 0, selected, rows, groups, ROWS, WIDTH, BF16)
-    two = _tile(x_ptr, order_ptr, selected, groups - selected, rows, groups, ROWS, WIDTH, BF16)
     _compensated(one, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, 0, selected, NB, IN_PLACE)
     _plain(two, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB, IN_PLACE)
-    for first in range(WIDTH, selected, WIDTH):
-        tile = _tile(x_ptr, order_ptr, first, selected - first, rows, groups, ROWS, WIDTH, BF16)
-        _compensated(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, first, selected, NB, IN_PLACE)
-    for first in range(selected + WIDTH, groups, WIDTH):
-        tile = _tile(x_ptr, order_ptr, first, groups - first, rows, groups, ROWS, WIDTH, BF16)
-        _plain(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB, IN_PLACE)
+    if not SINGLE:
+        for first in range(WIDTH, selected, WIDTH):
+            tile = _tile(x_ptr, order_ptr, first, selected - first, rows, groups, ROWS, WIDTH, BF16)
+            _compensated(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, first, selected, NB, IN_PLACE)
+        for first in range(selected + WIDTH, groups, WIDTH):
+            tile = _tile(x_ptr, order_ptr, first, groups - first, rows, groups, ROWS, WIDTH, BF16)
+            _plain(tile, gs, rcp, c1_ptr, s1_ptr, c2_ptr, s2_ptr, NB, IN_PLACE)
 
 
 @triton.jit
@@ -310,9 +317,10 @@ def pack_rac(
     if static:
         width = _chunk(selected, groups - selected)
         per = max(1, TILE // width)
+        single = max(selected, groups - selected) <= width
         _static_kernel[(triton.cdiv(rows, per),)](
-            flat, c1, s1, c2, s2, order, *shape, ROWS=per, WIDTH=width, num_warps=TOKEN_WARPS if token else WARPS,
-            **common,
+            flat, c1, s1, c2, s2, order, *shape, ROWS=per, WIDTH=width, SINGLE=single,
+            num_warps=1 if token and single else WARPS, **common,
         )  # fmt: skip
     else:
         width = power_of_two(groups)

@@ -45,8 +45,9 @@ from quads.numerics.swizzle import swizzled_shape
 
 _FAKE, _QS, _PACK = 0, 1, 2
 # Tile sizes in blocks, warps and lag, chosen on an H200 (docs/kernels.md).
-TILE, WARPS, POLICY = 128, 4, "evict_first"
+TILE, WARPS, POLICY = 64, 2, ""
 AMAX_TILE, AMAX_WARPS = 16384, 8
+FUSED_BLOCKS, FUSED_WARPS = 128, 4
 FUSED_TILE, FUSED_REPEAT, LAG = 4096, 4, 1
 FUSED_EXPERTS = 8  # fewer matrices than this: amax and quantize are two launches
 
@@ -213,8 +214,8 @@ def _run(w: Tensor, out: Tensor, scales: Tensor | None, amax: Tensor | None, mod
     blocks = rows * groups
     padded_rows, padded_groups = swizzled_shape(rows, groups)
     common = {
-        "NB": TILE, "MODE": mode, "BF16": x.dtype == torch.bfloat16, "BF16_OUT": out.dtype == torch.bfloat16,
-        "SWIZZLE": swizzle, "num_warps": WARPS,
+        "MODE": mode, "BF16": x.dtype == torch.bfloat16, "BF16_OUT": out.dtype == torch.bfloat16,
+        "SWIZZLE": swizzle,
     }  # fmt: skip
     shape = (blocks, groups, padded_groups // 4, padded_rows * padded_groups)
     target = out if scales is None else scales
@@ -225,7 +226,7 @@ def _run(w: Tensor, out: Tensor, scales: Tensor | None, amax: Tensor | None, mod
         tiles = triton.cdiv(blocks * 16, per_tile)
         _fused_kernel[((leading + LAG) * 2 * tiles,)](
             x, out, target, own, counter, leading, tiles, *shape, BLOCK=FUSED_TILE, REPEAT=FUSED_REPEAT,
-            EVEN=blocks * 16 % per_tile == 0, BEHIND=LAG, **common, **LAUNCH,
+            EVEN=blocks * 16 % per_tile == 0, BEHIND=LAG, NB=FUSED_BLOCKS, num_warps=FUSED_WARPS, **common, **LAUNCH,
         )  # fmt: skip
         return own.view(torch.float32)
     if amax is None:
@@ -234,7 +235,7 @@ def _run(w: Tensor, out: Tensor, scales: Tensor | None, amax: Tensor | None, mod
     else:
         used, stride = _given_amax(amax, w)
     _quantize_kernel[(triton.cdiv(blocks, TILE), leading)](
-        x, out, target, used, stride, *shape, POLICY=POLICY, **common, **LAUNCH
+        x, out, target, used, stride, *shape, NB=TILE, POLICY=POLICY, num_warps=WARPS, **common, **LAUNCH
     )
     return used
 

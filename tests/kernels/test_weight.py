@@ -87,6 +87,7 @@ def test_both_schedules_with_many_tiles(experts: int, fused: bool, monkeypatch: 
     """Small tiles: masked tails, several tiles an expert; one launch equals two."""
     monkeypatch.setattr(weight, "TILE", 8)
     monkeypatch.setattr(weight, "AMAX_TILE", 64)
+    monkeypatch.setattr(weight, "FUSED_BLOCKS", 8)
     monkeypatch.setattr(weight, "FUSED_TILE", 128)
     monkeypatch.setattr(weight, "FUSED_REPEAT", 2)
     monkeypatch.setattr(weight, "FUSED_EXPERTS", 1 if fused else 1000)

@@ -7,19 +7,10 @@ No training is involved. Figures and tables: results/<experiment>/diagnose-<hash
 
 from quads.diagnostics import STUDIES
 
-
-def diagnose_targets(name):
-    base = paths.diagnose_dir(EXPERIMENTS[name])
-    return [base / f"{study}.json" for study in STUDIES]
-
-
-def arms_hash(wildcards):
-    arms = load_arms(experiment_of(wildcards), Path("configs"), more=True)
-    return config_hash(*arms)
-
-
-def parent(name):
-    return lambda wildcards, input: Path(input[name]).parent
+ARMS = {
+    name: config_hash(*load_arms(experiment, Path("configs"), more=True))
+    for name, experiment in EXPERIMENTS.items()
+}
 
 
 for name in EXPERIMENTS:
@@ -28,7 +19,10 @@ for name in EXPERIMENTS:
         name:
             f"diagnose_{name}"
         input:
-            diagnose_targets(name),
+            [
+                paths.diagnose_dir(EXPERIMENTS[name]) / f"{study}.json"
+                for study in STUDIES
+            ],
 
 
 rule diagnose_capture:
@@ -53,10 +47,10 @@ rule diagnose_capture:
         runtime=240,
     params:
         code=code_hash("quads.diagnostics.capture", "quads.integrations.vllm"),
-        arms=arms_hash,
+        arms=lambda wildcards: ARMS[wildcards.experiment],
         experiment=config_file,
-        model=parent("model"),
-        data=parent("data"),
+        model=lambda wildcards, input: Path(input.model).parent,
+        data=lambda wildcards, input: Path(input.data).parent,
         out=folder,
     shell:
         "python -m quads.diagnose capture --experiment {params.experiment} --model {params.model} "
@@ -96,11 +90,11 @@ for study in STUDIES:
             runtime=120,
         params:
             code=code_hash("quads.diagnostics.studies", "quads.diagnostics.write"),
-            arms=arms_hash,
+            arms=lambda wildcards: ARMS[wildcards.experiment],
             experiment=config_file,
             study=study,
-            model=parent("model"),
-            captures=parent("captures"),
+            model=lambda wildcards, input: Path(input.model).parent,
+            captures=lambda wildcards, input: Path(input.captures).parent,
             out=folder,
         shell:
             "python -m quads.diagnose {params.study} --experiment {params.experiment} --model {params.model} "

@@ -4,7 +4,7 @@
 
 A checkpoint is complete when every rank's model, optimizer and extra state, the data loader's state and the Hugging
 Face weights are there. A kill may leave the newest one half-written, or written before the step's metrics were logged;
-such a step and everything newer is moved aside (never deleted), and verl's tracker file is rewritten to the resume step.
+such a step and everything newer is moved aside, never deleted, and verl's tracker file is set to the resume step.
 Differs from verl's own resume, which trusts the tracker file and then fails on every retry.
 """
 
