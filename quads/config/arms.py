@@ -3,8 +3,8 @@
     trainer:  y = A(x) W(w)^T        W, A in {bf16, nvfp4}; QUADS uses W = nvfp4, A = bf16 (asymmetric QAT)
     rollout:  y = Q(x) Wq^T + Q(m * (x - Q(x))) Wq^T       the second term is RAC, with channel mask m
 
-Source: paper sections on asymmetric QAT and residual activation compensation (shared notes list what the paper leaves
-open: every open choice is a field here). Differs from engine flags in that one file states both sides, so that a
+Source: paper sections on asymmetric QAT and residual activation compensation (what the paper leaves open is a field
+here). Differs from engine flags in that one file states both sides, so that a
 mismatch between trainer and rollout is always intended.
 """
 

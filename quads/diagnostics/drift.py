@@ -5,7 +5,7 @@
 x: what the T1 model feeds each quantized input; Q: nothing, FP8, NVFP4, NVFP4 with static RAC. Without quantizer the
 ratio is 1. A quantizer turns noise far below its step into rare full steps: the ratio then grows like
 sqrt(step / noise), which is the mechanism by which a symmetric trainer sees engine drift enlarged. For noise well above
-the step it tends to 1 again. Source: shared notes' Q-perturbation test; it isolates the mechanism from the model,
+the step it tends to 1 again. Source: a perturbation test of this project; it isolates the mechanism from the model,
 while `delta_num` of the decomposition shows what arrives in the log-probs.
 """
 

@@ -15,7 +15,7 @@
     quadrants                           share of tokens by sign(advantage) x sign(d)
 
 Shapes: B sequences, T response tokens, [B, T] float32 log-probs, bool mask. Sums run in float64.
-Source: the shared definitions of the paper's notes; what "max" aggregates over is unknown there, hence several.
+Source: the paper; what "max" aggregates over is unknown there, hence several.
 Those that training logs come from quads.trainer.gap, so that both mean the same. The expectation identities (k1, k2,
 k3, chi2 estimate divergences) hold for tokens sampled from the rollout policy at temperature 1 and top_p 1.
 """
