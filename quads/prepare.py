@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from pathlib import Path
 
-from quads.config import load_experiment
+from quads.config import ConfigError, load_experiment
 from quads.data import build
-from quads.files import write_json_atomic
+from quads.files import ResultFileError, write_json_atomic
 
 log = logging.getLogger(__name__)
 
@@ -37,4 +38,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ConfigError, ResultFileError, OSError) as error:
+        sys.exit(f"quads.prepare: {error}")

@@ -14,15 +14,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quads import lifeline
-from quads.config import Experiment, config_hash, load_experiment
+from quads.config import ConfigError, Experiment, config_hash, load_experiment
 from quads.data import build
-from quads.files import read_result, write_json_atomic
+from quads.files import ResultFileError, read_result, write_json_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -120,4 +121,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ConfigError, ResultFileError, OSError) as error:
+        sys.exit(f"quads.warmup: {error}")
