@@ -51,6 +51,16 @@ def locked(checkpoints: Path) -> Iterator[None]:
         yield
 
 
+def check_made_for(folder: Path, want: str) -> None:
+    """Raises ConfigError when data or a warm checkpoint were made with other settings than this run's."""
+    found = read_result(folder / "manifest.json", "manifest", ["config_hash"])["config_hash"]
+    if found != want:
+        raise ConfigError(
+            f"{folder} was made with config hash {found}, this run needs {want}; give the folder that Snakemake makes for "
+            f"this experiment, or make it with quads.prepare and quads.warmup"
+        )
+
+
 def logged_rows(out: Path) -> list[dict[str, float]]:
     """History rows of all attempts in this folder, by step, from verl's own logs (whose last line may be torn)."""
     rows = []
@@ -196,8 +206,8 @@ def main(argv: list[str] | None = None) -> int:
         configs = args.experiment.parent
         experiment = load_experiment(args.experiment.stem, configs)
         run = resolve_run(experiment, load_arm(args.arm, configs), args.seed)
-        for folder in (args.data, args.model):
-            read_result(folder / "manifest.json", "manifest", [])
+        check_made_for(args.data, config_hash(run.data))
+        check_made_for(args.model, config_hash(run.model, run.data, run.warmup))
         args.out.mkdir(parents=True, exist_ok=True)
         with locked(args.checkpoints), RaySession() as ray:
             places = [p.resolve() for p in (args.data, args.model, args.checkpoints, args.out)]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quads import train as stage
-from quads.config import config_hash, load_arm, load_experiment, resolve_run
+from quads.config import ConfigError, config_hash, load_arm, load_experiment, resolve_run
 from quads.files import read_jsonl
 from quads.integrations.verl.history import _REQUIRED
 from quads.integrations.verl.launch import MetricsTail, TrainingError
@@ -85,3 +85,11 @@ def test_history_is_rebuilt_from_all_attempts_and_old_reports_go(tmp_path):
     assert stage.start_history(RUN, "other code", paths) == 0
     assert (paths.out / "history.jsonl").read_text() == ""
     assert list(paths.out.glob("verl_metrics.*.jsonl")) == []
+
+
+def test_data_of_another_experiment_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"config_hash": "other"}))
+    with pytest.raises(ConfigError, match="config hash other, this run needs abc"):
+        stage.check_made_for(tmp_path, "abc")
+    (tmp_path / "manifest.json").write_text(json.dumps({"config_hash": "abc"}))
+    stage.check_made_for(tmp_path, "abc")
