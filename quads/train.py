@@ -56,8 +56,8 @@ def check_made_for(folder: Path, want: str) -> None:
     found = read_result(folder / "manifest.json", "manifest", ["config_hash"])["config_hash"]
     if found != want:
         raise ConfigError(
-            f"{folder} was made with config hash {found}, this run needs {want}; give the folder that Snakemake makes for "
-            f"this experiment, or make it with quads.prepare and quads.warmup"
+            f"{folder} was made with config hash {found}, this run needs {want}; give the folder that Snakemake makes "
+            "for this experiment, or make it with quads.prepare and quads.warmup"
         )
 
 
