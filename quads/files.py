@@ -11,6 +11,7 @@ No torch, no third-party import.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -54,6 +55,21 @@ def _atomic(path: Path) -> Iterator[TextIO]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def held(lock_file: Path, in_use: Exception) -> Iterator[None]:
+    """Hold `lock_file` (made with its folder) exclusively; raises `in_use` when another process holds it.
+
+    The lock is the kernel's: it ends with its process, and a stale file means nothing. NFS needs a server with locks.
+    """
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise in_use from None
+        yield
 
 
 def write_text_atomic(path: str | Path, text: str) -> Path:

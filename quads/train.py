@@ -13,7 +13,6 @@ arm's, if a step is missing from the history, or if the engine's weights differ 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import logging
 import sys
@@ -24,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import ConfigError, Run, config_hash, load_arm, load_experiment, resolve_run
-from quads.files import ResultFileError, append_jsonl, read_jsonl, read_result, write_json_atomic, write_text_atomic
+from quads.files import (
+    ResultFileError,
+    append_jsonl,
+    held,
+    read_jsonl,
+    read_result,
+    write_json_atomic,
+    write_text_atomic,
+)
 from quads.integrations.verl.checkpoints import claim, is_complete
 from quads.integrations.verl.history import history_row, merge
 from quads.integrations.verl.launch import MetricsTail, RaySession, TrainingError, run_driver
@@ -40,15 +47,16 @@ PACKAGES = ("torch", "verl", "vllm", "transformers", "ray", "tensordict", "Trans
 @contextmanager
 def locked(checkpoints: Path) -> Iterator[None]:
     """Hold the checkpoint folder: a second trainer of the same run (an orphan, a double submission) must not start."""
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    with (checkpoints / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainingError(
-                f"{checkpoints} is in use by another training process; wait for it or stop it, then run again"
-            ) from None
+    in_use = TrainingError(
+        f"{checkpoints} is in use by another training process; wait for it or stop it, then run again"
+    )
+    with held(checkpoints / ".lock", in_use):
         yield
+
+
+def write_history(path: Path, rows: list[dict[str, float]]) -> None:
+    """Replace the history by `rows`, one JSON object per line."""
+    write_text_atomic(path, "".join(json.dumps(r) + "\n" for r in rows))
 
 
 def check_made_for(folder: Path, want: str) -> None:
@@ -79,7 +87,7 @@ def start_history(run: Run, code: str, paths: RunPaths) -> int:
         for attempt in paths.out.glob("verl_metrics.*.jsonl"):
             attempt.rename(attempt.with_suffix(".lost"))
     kept = [r for r in rows if r["step"] <= resumed] if resumed else []
-    write_text_atomic(paths.out / "history.jsonl", "".join(json.dumps(r) + "\n" for r in kept))
+    write_history(paths.out / "history.jsonl", kept)
     for name in ("receipt.json", "surgery.json", "delta_weight.json", "engine_weights.safetensors"):
         (paths.out / name).unlink(missing_ok=True)
     return resumed
@@ -123,7 +131,7 @@ def check_history(path: Path, steps: int) -> list[dict[str, float]]:
     missing = [s for s in range(steps + 1) if s not in have]
     if missing:
         raise TrainingError(f"{path}: steps {missing} are missing although training ended; run the stage again")
-    write_text_atomic(path, "".join(json.dumps(r) + "\n" for r in rows))
+    write_history(path, rows)
     return rows
 
 
