@@ -74,7 +74,11 @@ def logged_rows(out: Path) -> list[dict[str, float]]:
     rows = []
     attempts = sorted(out.glob("verl_metrics.*.jsonl"), key=lambda p: int(p.name.split(".")[1]))
     for attempt in attempts:
-        rows += [history_row(record) for record in MetricsTail(attempt).read()]
+        try:
+            rows += [history_row(record) for record in MetricsTail(attempt).read()]
+        except KeyError as error:
+            # Written by other code, whose checkpoints are moved aside anyway; failing here would fail every retry.
+            log.warning("%s is of other code and is left out: %s", attempt, error)
     return merge(rows)
 
 

@@ -93,3 +93,8 @@ def test_data_of_another_experiment_is_refused(tmp_path):
         stage.check_made_for(tmp_path, "abc")
     (tmp_path / "manifest.json").write_text(json.dumps({"config_hash": "abc"}))
     stage.check_made_for(tmp_path, "abc")
+
+
+def test_metrics_of_other_code_do_not_stop_every_retry(tmp_path):
+    (tmp_path / "verl_metrics.1.jsonl").write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0}}) + "\n")
+    assert stage.logged_rows(tmp_path) == []
