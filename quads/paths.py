@@ -2,7 +2,7 @@
 
     results/shared/data-<hash>/                   hash over Data
     results/shared/benchmarks-<hash>/             hash over Data, Benchmarks
-    results/shared/model-<hash>/                  hash over Model, Data, Warmup
+    results/shared/model-<hash>/                  hash over Model, Data, Warmup (a pretrained one: Model)
     results/shared/tracking-<hash>.json           hash over Tracking: the store is initialised
     results/<experiment>/train/<run id>/          run id = <arm>-seed<seed>-<hash over Run>
     results/<experiment>/checkpoints/<run id>/    never an output: survives a failed job
@@ -10,6 +10,7 @@
     results/<experiment>/eval/<run id>-<hash over Evaluation>/
     results/<experiment>/mlflow/<run id>-<hash over Evaluation>.json
     results/<experiment>/diagnose-<hash>/         hash over Model, Data, Warmup, Grpo, Runtime, Diagnostics
+    results/<experiment>/throughput/*.json        rollout benchmarks, put there by whoever has the hardware
     results/<experiment>/report[_all]/
 
 Contract: a path holds the hash of exactly the configuration that decides its content, so that editing one setting
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quads.config import Experiment, Run, config_hash
+from quads.config import Experiment, Run, config_hash, model_hash
 
 RESULTS = Path("results")
 
@@ -46,8 +47,8 @@ def samples_dir(experiment: Experiment, run: Run, results: Path = RESULTS) -> Pa
 
 
 def model_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
-    """Warm checkpoint, shared by experiments with the same `model`, `data` and `warmup`."""
-    return results / "shared" / f"model-{config_hash(experiment.model, experiment.data, experiment.warmup)}"
+    """Start checkpoint, shared by experiments with the same `model`, `data` and `warmup`."""
+    return results / "shared" / f"model-{model_hash(experiment)}"
 
 
 def tracking_marker(experiment: Experiment, results: Path = RESULTS) -> Path:
@@ -81,6 +82,11 @@ def tracked_file(experiment: Experiment, run: Run, results: Path = RESULTS) -> P
 def report_dir(experiment: Experiment, *, more: bool = False, results: Path = RESULTS) -> Path:
     """Tables and figures of `arms`, or with `more` of all arms."""
     return results / experiment.name / ("report_all" if more else "report")
+
+
+def throughput_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Rollout benchmarks (quads.rollout_bench/1) that the report takes in."""
+    return results / experiment.name / "throughput"
 
 
 def diagnose_hash(experiment: Experiment) -> str:

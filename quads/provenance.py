@@ -52,6 +52,11 @@ TRAINING = (
 )
 
 
+def training_roots(sets: bool) -> tuple[str, ...]:
+    """Roots of a training result's code hash; training on pinned `sets` is rewarded by the graders of words too."""
+    return (*TRAINING, "quads.rewards.math", "quads.rewards.code") if sets else TRAINING
+
+
 def _root(source: Path | None) -> Path:
     """The folder that holds the package `quads`."""
     return source if source is not None else Path(__file__).resolve().parent.parent

@@ -9,6 +9,7 @@ from quads.config.diagnostics import Collapse, Diagnostics
 from quads.config.errors import ConfigError
 from quads.config.experiment import (
     Benchmarks,
+    Checkpoint,
     Data,
     Evaluation,
     Experiment,
@@ -20,11 +21,13 @@ from quads.config.experiment import (
     Warmup,
 )
 from quads.config.load import load_arm, load_arms, load_experiment, load_experiments
-from quads.config.run import Run, canonical_json, config_hash, resolve_run
+from quads.config.preflight import Preflight
+from quads.config.run import Run, canonical_json, config_hash, model_hash, resolve_run
 
 __all__ = [
     "Arm",
     "Benchmarks",
+    "Checkpoint",
     "Collapse",
     "ConfigError",
     "Correction",
@@ -35,6 +38,7 @@ __all__ = [
     "Grpo",
     "Model",
     "Outliers",
+    "Preflight",
     "Rac",
     "RolloutPrecision",
     "Run",
@@ -48,5 +52,6 @@ __all__ = [
     "load_arms",
     "load_experiment",
     "load_experiments",
+    "model_hash",
     "resolve_run",
 ]

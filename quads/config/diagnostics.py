@@ -1,8 +1,8 @@
 """What `quads.diagnose` measures: how much it samples, which sweeps it runs, and when training counts as collapsed.
 
-Contract: no field changes a training result (`Run` does not contain this section). A field that decides the content
-of a capture or a study is in its path's hash. Differs from flags of the stage in that a table can be traced to one
-YAML file.
+Contract: no field changes a training result, but for `collapse` under grpo.stop_on_collapse. A field that decides the
+content of a capture, a study or a training folder is in its path's hash. Differs from flags of the stage in that a
+table can be traced to one YAML file.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Diagnostics(Frozen):
     single_sequences: int = Field(
         48, gt=0, description="sequences per seed scored again one at a time: batch dependence and routing"
     )
+    layer_tokens: int = Field(
+        512, ge=0, description="tokens per seed whose block inputs and outputs the arms' engines give; 0: none"
+    )
+    trained_prompts: int = Field(32, gt=0, description="prompts for the checkpoint of a training run, one seed")
     float32_engine: bool = Field(True, description="score arms' modes in a float32 engine too: splits delta_num")
     k: tuple[float, ...] = Field((0.0, 0.125, 0.25, 0.5, 0.75, 1.0), min_length=2, description="k sweep of RAC")
     mask_k: float = Field(0.5, gt=0, le=1, description="k of the mask study and of the per-layer table")
@@ -52,6 +56,9 @@ class Diagnostics(Frozen):
     microbatch_sequences: int = Field(16, gt=0, description="size of a micro-batch in `mean over micro-batches of max`")
     tokens_per_forward: int = Field(8192, gt=0)
     collapse: Collapse = Collapse()
+    training_every: int = Field(
+        20, ge=0, description="during training: steps between decompositions, the first and last step too; 0: never"
+    )
 
     @model_validator(mode="after")
     def _sweeps(self) -> Self:

@@ -12,11 +12,32 @@ from pydantic import Field, model_validator
 
 from quads.config.arms import Frozen
 from quads.config.diagnostics import Diagnostics
+from quads.config.rates import Rates
+
+
+class Checkpoint(Frozen):
+    """A pretrained model in place of one made here: from the hub at a pinned revision, or from a folder."""
+
+    repo: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the Hugging Face hub")
+    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="full commit: a branch would move")
+    path: str | None = Field(None, description="a local Hugging Face checkpoint folder")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.repo is None) == (self.path is None):
+            raise ValueError("model.checkpoint needs either repo (with revision) or path, not both and not neither")
+        if (self.repo is None) != (self.revision is None):
+            raise ValueError("model.checkpoint.repo and model.checkpoint.revision belong together: pin the commit")
+        return self
 
 
 class Model(Frozen):
-    """A tiny Qwen3-MoE, made here; its vocabulary is the tokenizer's, so that no padding row pollutes log-probs."""
+    """A tiny Qwen3-MoE, made here; its vocabulary is the tokenizer's, so that no padding row pollutes log-probs.
 
+    With `checkpoint` a pretrained model takes its place: no size is read, nothing is warmed up, nothing is injected.
+    """
+
+    checkpoint: Checkpoint | None = None
     hidden: int = Field(64, gt=0, description="D; a multiple of 16 (NVFP4 block)")
     layers: int = Field(2, gt=0)
     heads: int = Field(4, gt=0)
@@ -41,10 +62,24 @@ class Model(Frozen):
             raise ValueError(f"model.heads={self.heads} is not a multiple of model.kv_heads={self.kv_heads}")
         return self
 
+    @model_validator(mode="after")
+    def _sizes_or_checkpoint(self) -> Self:
+        made = {k: v for k, v in self.model_dump().items() if k != "checkpoint"}
+        idle = [k for k, v in made.items() if v != type(self).model_fields[k].default]
+        if self.checkpoint is not None and idle:
+            raise ValueError(f"model.checkpoint brings its own sizes, but model sets {', '.join(idle)}; remove them")
+        return self
+
 
 class Data(Frozen):
-    """Arithmetic chains: `^3+5*2-7=` is answered by the running results modulo 10 and an end mark."""
+    """Arithmetic chains: `^3+5*2-7=` is answered by the running results modulo 10 and an end mark.
 
+    With `sets` the prompts are those of pinned training sets (quads.data.training_sets) after decontamination against
+    every pinned test set; `operations` and `operators` are then not read.
+    """
+
+    sets: tuple[str, ...] = Field((), description="pinned training sets, e.g. deepmath_103k; empty: chains made here")
+    tests_per_program: int = Field(15, gt=0, description="tests that a program of a code set is rewarded by")
     operations: int = Field(6, ge=1, le=12, description="operations per prompt; the answer has as many digits")
     operators: str = Field("+-*", pattern=r"^[+\-*]+$")
     train_prompts: int = Field(1920, gt=0, description="must cover steps x prompts per step: no prompt repeats")
@@ -101,7 +136,13 @@ class Grpo(Frozen):
     temperature: float = Field(1.0, gt=0)
     max_prompt_tokens: int = Field(16, gt=0)
     max_response_tokens: int = Field(8, gt=0)
+    evaluate_every: int | None = Field(
+        None, gt=0, description="steps between accuracies on the held-out prompts; null: only at the start and the end"
+    )
     save_every: int = Field(20, gt=0, description="steps; a killed run loses at most this many")
+    stop_on_collapse: bool = Field(
+        False, description="end a run at the step where it collapses or diverges (diagnostics.collapse says when)"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -178,7 +219,63 @@ class Runtime(Frozen):
     kv_cache_mib: int = Field(32, gt=0)
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
     threads: int = Field(1, gt=0, description="OpenMP threads per process on CPU")
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field("eager", description="of the trainer")
+    compute_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the trainer's forward and backward; master weights and gradients' sums are float32"
+    )
+    gradient_checkpointing: bool = False
+    remove_padding: bool = Field(False, description="packed sequences in the trainer; needs flash_attention_2")
+    tokens_per_gpu: int | None = Field(
+        None, gt=0, description="dynamic micro-batches of at most this many tokens; null: micro_batch_sequences"
+    )
+    offload: bool = Field(False, description="trainer's parameters and optimizer state on the host between phases")
+    sleep: bool = Field(False, description="the engine frees weights and cache while the trainer updates")
+    object_store_mib: int | None = Field(
+        None,
+        gt=0,
+        description="Ray's shared memory for one training session; null: 191 on CPU, Ray's own choice (30 % of the "
+        "machine's memory) on GPU, which several sessions on one machine cannot all have",
+    )
+    trainer_backend: Literal["reference", "triton"] = Field(
+        "reference", description="trainer's quantizers: torch, or Triton kernels with the same bits (CUDA)"
+    )
+    trainer_experts: Literal["loop", "grouped"] = Field(
+        "loop", description="trainer's experts one by one, or all in one grouped product (compute_dtype: bfloat16)"
+    )
+    weight_cache: Literal["off", "on", "verify"] = Field(
+        "on",
+        description="quantize the trainer's weights once per optimizer step; takes one unsharded copy of them in "
+        "compute_dtype per process. verify: recompute at every use and stop when it differs",
+    )
     memory_gib: float = Field(5.0, gt=0, description="what one training job may take; the scheduler packs by it")
+
+    @model_validator(mode="after")
+    def _trainer_kernels(self) -> Self:
+        if self.trainer_backend == "triton" and self.device == "cpu":
+            raise ValueError("runtime.trainer_backend=triton needs runtime.device=cuda; use reference on CPU")
+        if self.trainer_experts == "grouped" and self.compute_dtype != "bfloat16":
+            raise ValueError(
+                f"runtime.trainer_experts=grouped multiplies bfloat16, compute_dtype is {self.compute_dtype}; use loop"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas(self) -> Self:
+        if self.nodes * self.gpus_per_node > 1 and self.agent_loop == "inline":
+            raise ValueError(
+                f"runtime.agent_loop=inline serves one engine replica, {self.nodes} x {self.gpus_per_node} devices have "
+                "more; use agent_loop: verl"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _packing(self) -> Self:
+        if self.remove_padding and self.attention != "flash_attention_2":
+            raise ValueError(
+                f"runtime.remove_padding packs sequences, which attention={self.attention!r} would let attend to each "
+                "other; use attention: flash_attention_2"
+            )
+        return self
 
 
 class Tracking(Frozen):
@@ -188,6 +285,9 @@ class Tracking(Frozen):
     uri: str = "sqlite:///results/mlflow.db"
     artifacts: str = "results/mlartifacts"
     experiment: str = "quads"
+    upload_checkpoint_mib: float = Field(
+        64.0, ge=0, description="larger checkpoints are registered by their place, not copied into the artifact store"
+    )
 
 
 class Experiment(Frozen):
@@ -206,9 +306,18 @@ class Experiment(Frozen):
     runtime: Runtime = Runtime()
     tracking: Tracking = Tracking()
     diagnostics: Diagnostics = Diagnostics()
+    rates: Rates | None = Field(None, description="null: `snakemake -n` prints no estimate")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.data.sets and self.model.checkpoint is None:
+            raise ValueError(
+                "data.sets hold text, the model made here knows only symbols of chains; set model.checkpoint too"
+            )
+        if self.model.checkpoint is not None and not self.data.sets:
+            raise ValueError(
+                "model.checkpoint brings its own tokenizer, arithmetic chains need the toy's; set data.sets too"
+            )
         need = self.grpo.steps * self.grpo.prompts_per_step
         if self.data.train_prompts < need:
             raise ValueError(
@@ -216,7 +325,7 @@ class Experiment(Frozen):
                 f"prompts would repeat; raise data.train_prompts to {need} or more"
             )
         fits = self.data.operations + 2
-        if self.grpo.max_response_tokens < fits:
+        if not self.data.sets and self.grpo.max_response_tokens < fits:
             raise ValueError(
                 f"grpo.max_response_tokens={self.grpo.max_response_tokens} cannot tell a finished answer from a "
                 f"cut one: {self.data.operations} digits, the end mark and one to spare need {fits}"

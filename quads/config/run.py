@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from pydantic import BaseModel
 
 from quads.config.arms import Arm, Frozen
+from quads.config.diagnostics import Collapse
 from quads.config.experiment import Data, Experiment, Grpo, Model, Runtime, Warmup
 
 # Fields of a run that change how it is shown, scheduled or saved, never what it computes: they are not in its hash.
 COSMETIC: dict[str, set[str]] = {
     "arm": {"title", "paper_row"},
     "grpo": {"save_every"},
-    "runtime": {"memory_gib"},
+    # trainer_backend and weight_cache: equal bits whatever they say (tests/layers, tests/kernels); not so trainer_experts.
+    "runtime": {"memory_gib", "object_store_mib", "trainer_backend", "weight_cache"},
 }
 
 
@@ -34,6 +37,8 @@ class Run(Frozen):
     warmup: Warmup
     grpo: Grpo
     runtime: Runtime
+    decompose_every: int = 0
+    collapse: Collapse = Collapse()
 
     @property
     def id(self) -> str:
@@ -43,7 +48,10 @@ class Run(Frozen):
 
 def canonical_json(model: BaseModel) -> str:
     """The model as JSON with sorted keys: configs that compute the same give the same text."""
-    exclude = COSMETIC if isinstance(model, Run) else None
+    exclude: dict[str, Any] | None = None
+    if isinstance(model, Run):
+        # Unless it may stop the run, the detector only says what it saw.
+        exclude = COSMETIC if model.grpo.stop_on_collapse else {**COSMETIC, "collapse": True}
     return json.dumps(model.model_dump(mode="json", exclude=exclude), sort_keys=True, separators=(",", ":"))
 
 
@@ -51,6 +59,13 @@ def config_hash(*models: BaseModel) -> str:
     """Ten hex digits over the canonical JSON of the given models, in order."""
     digest = hashlib.sha256("\n".join(canonical_json(m) for m in models).encode())
     return digest.hexdigest()[:10]
+
+
+def model_hash(config: Run | Experiment) -> str:
+    """Ten hex digits over what decides the checkpoint that training starts from."""
+    if config.model.checkpoint is not None:
+        return config_hash(config.model)
+    return config_hash(config.model, config.data, config.warmup)
 
 
 def resolve_run(experiment: Experiment, arm: Arm, seed: int) -> Run:
@@ -63,4 +78,6 @@ def resolve_run(experiment: Experiment, arm: Arm, seed: int) -> Run:
         warmup=experiment.warmup,
         grpo=experiment.grpo,
         runtime=experiment.runtime,
+        decompose_every=experiment.diagnostics.training_every,
+        collapse=experiment.diagnostics.collapse,
     )

@@ -110,15 +110,15 @@ def write(rows: dict[str, list[Row]], out: Path) -> None:
         os.replace(part, target)
 
 
-def manifest(data: Data, rows: dict[str, list[Row]]) -> dict[str, Any]:
-    """What DIR/manifest.json says: counts, content hashes, seed and configuration."""
+def manifest(data: Data, rows: dict[str, list[Row]], sources: dict[str, str] | None = None) -> dict[str, Any]:
+    """What DIR/manifest.json says: counts, content hashes, seed, configuration; `sources`: hash by pinned set."""
     return {
         "rows": {split: len(split_rows) for split, split_rows in rows.items()},
         "sha256": {split: content_hash(split_rows) for split, split_rows in rows.items()},
         "seed": data.seed,
         "config": data.model_dump(mode="json"),
         "config_hash": config_hash(data),
-        "vocabulary": list(chain.SYMBOLS),
+        **({"sources": sources} if sources else {"vocabulary": list(chain.SYMBOLS)}),
     }
 
 

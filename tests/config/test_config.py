@@ -187,7 +187,7 @@ def test_frozen() -> None:
 def test_hash_of_a_known_model_is_fixed() -> None:
     """Pinned by hand: sha256 over the canonical JSON. If it moves, every finished run is orphaned."""
     text = (
-        '{"calibration_prompts":64,"eval_prompts":384,"operations":6,"operators":"+-*","seed":1000,'
+        '{"calibration_prompts":64,"eval_prompts":384,"operations":6,"operators":"+-*","seed":1000,"sets":[],"tests_per_program":15,'
         '"train_prompts":1920}'
     )
     data = Data.model_validate(json.loads(text))

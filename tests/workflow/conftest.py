@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from single_machine import SingleMachine, missing
 from workflow_box import Box, make_box
 
 
@@ -27,3 +30,14 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Box:
 def finished(finished_once: Box, tmp_path: Path) -> Box:
     """A private copy of the finished box, file times included."""
     return Box(Path(shutil.copytree(finished_once.folder, tmp_path / "box", symlinks=True)))
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SingleMachine]:
+    """One Slurm for all tests; skipped with the reason where it cannot be started."""
+    if reason := missing():
+        pytest.skip(reason)
+    # A short path: socket names are limited to 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="quads-slurm-", ignore_cleanup_errors=True) as folder:
+        with SingleMachine(Path(folder)) as machine:
+            yield machine

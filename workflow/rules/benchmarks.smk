@@ -73,6 +73,8 @@ rule decontaminate:
         mem_mb=8192,
         job_gib=8,
         runtime=60,
+        slurm_partition=SITE.partition(gpu=False),
+        slurm_account=SITE.account or "",
     params:
         code=code_hash("quads.decontaminate"),
         out=folder,

@@ -7,6 +7,7 @@ where to look (`experiment`, folders) takes `output`. TRAP, logs: Snakemake dele
 so the training stage also appends to its own train.log beside its results.
 """
 
+import re
 import socket
 import sys
 from math import ceil
@@ -15,7 +16,7 @@ from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
-from quads import paths
+from quads import estimate, paths
 from quads.config import (
     ConfigError,
     config_hash,
@@ -23,14 +24,15 @@ from quads.config import (
     load_experiments,
     resolve_run,
 )
+from quads.config.site import load_site
 from quads.data.toy_benchmarks import is_toy
-from quads.provenance import TRAINING, code_hash
+from quads.provenance import code_hash, training_roots
 
 DEFAULT = "toy"
 
 
 def load():
-    """Experiments by name and, for each, its runs by (name, run id): validated before the DAG exists."""
+    """Experiments by name, runs by (name, run id), and the cluster's names: validated before the DAG exists."""
     try:
         experiments = load_experiments(Path("configs"))
         if DEFAULT not in experiments:
@@ -39,21 +41,17 @@ def load():
             )
         runs = {}
         for name, experiment in experiments.items():
-            if experiment.runtime.nodes > 1:
-                raise ConfigError(
-                    f"configs/{name}.yaml: runtime.nodes={experiment.runtime.nodes}: the rules run one node; use 1"
-                )
             for arm in load_arms(experiment, Path("configs"), more=True):
                 for seed in experiment.seeds:
                     run = resolve_run(experiment, arm, seed)
                     runs[name, run.id] = run
-        return experiments, runs
+        return experiments, runs, load_site()
     except ConfigError as error:
         # SystemExit, not WorkflowError: the message stands alone, without a Snakefile traceback around it.
         sys.exit(f"Configuration error. {error}")
 
 
-EXPERIMENTS, RUNS = load()
+EXPERIMENTS, RUNS, SITE = load()
 # Data and models are shared: any experiment with the same settings describes them.
 DATA = {paths.data_dir(e).name: name for name, e in reversed(EXPERIMENTS.items())}
 BENCHMARKS = {
@@ -175,6 +173,21 @@ def show_tables():
                 print(f"\n{table}\n\n{table.read_text()}", file=sys.stderr)
 
 
+def show_estimates():
+    """In a dry run: GPU-hours of every named experiment that states rates (quads.estimate)."""
+    # workflow.dryrun is not known yet while the file is read
+    if not any(re.fullmatch(r"-[a-z]*n[a-z]*|--dry-?run", word) for word in sys.argv):
+        return
+    for target in dict.fromkeys(sys.argv[1:]):
+        experiment = EXPERIMENTS.get(target.removesuffix("_all"))
+        if experiment is not None and experiment.rates is not None:
+            arms = load_arms(experiment, Path("configs"), more=target.endswith("_all"))
+            print(
+                "\n" + estimate.table(experiment, estimate.estimate(experiment, arms)),
+                file=sys.stderr,
+            )
+
+
 def threads_of(wildcards):
     return experiment_of(wildcards).runtime.threads
 
@@ -190,6 +203,37 @@ def memory_gib(wildcards):
 def gpus(wildcards):
     runtime = experiment_of(wildcards).runtime
     return runtime.gpus_per_node if runtime.device == "cuda" else 0
+
+
+def nodes(wildcards):
+    return experiment_of(wildcards).runtime.nodes
+
+
+def engine_gpus(wildcards):
+    """An evaluation or a diagnosis runs one engine, however many GPUs training uses."""
+    return 1 if experiment_of(wildcards).runtime.device == "cuda" else 0
+
+
+def gres(wildcards):
+    """GPUs of each node of a job on several nodes."""
+    return SITE.gres(gpus(wildcards))
+
+
+def partition(wildcards):
+    """Slurm partition by the experiment's device; "" leaves it to the cluster."""
+    return SITE.partition(experiment_of(wildcards).runtime.device == "cuda")
+
+
+def account(wildcards):
+    return SITE.account or ""
+
+
+def training_code(wildcards):
+    return code_hash(*training_roots(bool(experiment_of(wildcards).data.sets)))
+
+
+def checkpoints(wildcards, output):
+    return paths.checkpoint_dir(experiment_of(wildcards), run_of(wildcards))
 
 
 def local_copy(wildcards, output):

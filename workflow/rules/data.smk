@@ -1,7 +1,25 @@
 """Data, benchmarks and the warm checkpoint: shared by every arm and seed, named by the hash of what decides them."""
 
 
+def decontaminated_sets(wildcards):
+    """Reports of the pinned sets that a data set is drawn from; none for chains."""
+    return [
+        f"results/data/decontaminated/{name}/report.json"
+        for name in EXPERIMENTS[DATA[wildcards.data]].data.sets
+    ]
+
+
+def warmup_data(wildcards):
+    """The data that a warm-up holds out; a pretrained checkpoint needs none."""
+    experiment = EXPERIMENTS[MODELS[wildcards.model]]
+    if experiment.model.checkpoint is not None:
+        return []
+    return [paths.data_dir(experiment) / "manifest.json"]
+
+
 rule prepare:
+    input:
+        decontaminated_sets,
     output:
         "results/shared/{data}/manifest.json",
     log:
@@ -34,8 +52,7 @@ rule make_benchmarks:
 
 rule warmup:
     input:
-        data=lambda wildcards: paths.data_dir(EXPERIMENTS[MODELS[wildcards.model]])
-        / "manifest.json",
+        data=warmup_data,
     output:
         "results/shared/{model}/manifest.json",
     log:
@@ -46,12 +63,16 @@ rule warmup:
     resources:
         mem_mb=4096,
         job_gib=4,
-        runtime=60,
+        runtime=240,
+        slurm_partition=SITE.partition(gpu=False),
+        slurm_account=SITE.account or "",
     params:
         code=code_hash("quads.warmup"),
         experiment=lambda wildcards, output: f"configs/{MODELS[wildcards.model]}.yaml",
-        data=lambda wildcards, input: Path(input.data).parent,
+        data=lambda wildcards, input: (
+            f"--data {Path(input.data[0]).parent}" if input.data else ""
+        ),
         out=folder,
     shell:
-        "python -m quads.warmup --experiment {params.experiment} --data {params.data} --out {params.out} "
+        "python -m quads.warmup --experiment {params.experiment} {params.data} --out {params.out} "
         "2>&1 | tee -a {log}"

@@ -21,8 +21,10 @@ rule evaluate:
         mem_mb=memory_mb,
         job_gib=memory_gib,
         cpus_per_task=threads_of,
-        gpu=gpus,
+        gpu=engine_gpus,
         runtime=240,
+        slurm_partition=partition,
+        slurm_account=account,
     params:
         code=code_hash("quads.evaluate", "quads.integrations.vllm", "quads.rollout"),
         experiment=config_file,

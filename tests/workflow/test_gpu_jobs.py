@@ -1,0 +1,132 @@
+"""The scheduler for one GPU machine: order, retries, limits, what it does when everything fails, what it packs."""
+
+import importlib.util
+import json
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from quads import paths
+from quads.config import load_experiment
+
+SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "gpu_jobs.py"
+spec = importlib.util.spec_from_file_location("gpu_jobs", SCRIPT)
+gpu_jobs = importlib.util.module_from_spec(spec)
+sys.modules["gpu_jobs"] = gpu_jobs  # dataclasses look their module up
+spec.loader.exec_module(gpu_jobs)
+Job = gpu_jobs.Job
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(gpu_jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(gpu_jobs, "SPACING_S", 0.0)
+
+
+def job(root: Path, name: str, code: str = "", needs: tuple[Path, ...] = (), **more) -> Job:
+    """A process that notes its name in order.txt, runs `code` and, unless that fails, writes its target."""
+    target = root / f"{name}.target"
+    text = f"from pathlib import Path; open({str(root / 'order.txt')!r}, 'a').write({name!r} + ' '); {code or '0'}; "
+    return Job(name, [sys.executable, "-c", text + f"Path({str(target)!r}).write_text('x')"], target, needs, **more)
+
+
+def schedule(root: Path, jobs: list[Job], slots: int = 1, seconds: float = 60.0) -> list[str]:
+    (root / "log").mkdir(exist_ok=True)
+    gpu_jobs.Scheduler(root, jobs, slots, seconds).run()
+    order = root / "order.txt"
+    return order.read_text().split() if order.exists() else []
+
+
+def test_needs_come_first_and_finished_jobs_are_skipped(tmp_path):
+    first = job(tmp_path, "first")
+    second, third = job(tmp_path, "second", needs=(first.target,)), job(tmp_path, "third")
+    third.target.write_text("from an earlier call")
+    assert schedule(tmp_path, [second, third, first]) == ["first", "second"]
+    state = json.loads((tmp_path / "log" / "state.json").read_text())
+    assert [j["status"] for j in state["jobs"]] == ["done", "done", "done"]
+
+
+def test_a_failed_job_is_tried_once_more_and_others_go_on(tmp_path):
+    once = f"(Path({str(tmp_path / 'tried')!r}).exists() or (Path({str(tmp_path / 'tried')!r}).touch(), 1 / 0))"
+    flaky, broken, fine = job(tmp_path, "flaky", once), job(tmp_path, "broken", "1 / 0"), job(tmp_path, "fine")
+    after = job(tmp_path, "after", needs=(broken.target,))
+    fine.trains = True
+    order = schedule(tmp_path, [fine, flaky, broken, after])
+    assert sorted(order) == ["broken", "broken", "fine", "flaky", "flaky"]
+    assert [j.status for j in (flaky, broken, fine, after)] == ["done", "failed", "done", "left out"]
+
+
+def test_three_failures_without_a_success_stop_everything(tmp_path):
+    jobs = [job(tmp_path, f"run{i}", "1 / 0", trains=True) for i in range(8)]
+    assert len(schedule(tmp_path, jobs)) == 3
+
+
+def test_a_job_over_its_limit_is_ended(tmp_path):
+    slow = job(tmp_path, "slow", "__import__('time').sleep(60)", limit=0.3)
+    start = time.monotonic()
+    schedule(tmp_path, [slow])
+    assert time.monotonic() - start < 20 and slow.status == "failed"
+
+
+def test_late_trainings_do_not_start_but_evaluations_do(tmp_path):
+    train, evaluate = job(tmp_path, "train", trains=True), job(tmp_path, "evaluate")
+    assert schedule(tmp_path, [train, evaluate], seconds=-1.0) == ["evaluate"]
+    assert train.status == "left out"
+
+
+def test_never_more_than_the_slots(tmp_path):
+    count = f"p = Path({str(tmp_path)!r}); assert len(list(p.glob('*.on'))) < 2"
+    body = "{count}; (p / '{n}.on').touch(); __import__('time').sleep(0.2); (p / '{n}.on').unlink()"
+    jobs = [job(tmp_path, f"j{n}", body.format(count=count, n=n)) for n in range(5)]
+    schedule(tmp_path, jobs, slots=2)
+    assert [j.status for j in jobs] == ["done"] * 5 and all(j.tries == 1 for j in jobs)
+
+
+def test_plan_keeps_the_order_of_preference(tmp_path):
+    jobs = gpu_jobs.plan(["toy_gpu:bf16,quads:0", "gpu_medium:quads", "toy_gpu:fp8,quads:0,1"], True, tmp_path)
+    trains = [j.name for j in jobs if j.trains]
+    assert trains == [
+        "train toy_gpu bf16 0", "train toy_gpu quads 0", "train gpu_medium quads 0", "train toy_gpu fp8 0",
+        "train toy_gpu fp8 1", "train toy_gpu quads 1",
+    ]  # fmt: skip
+    assert len({j.target for j in jobs}) == len(jobs) == 3 + 3 + 1 + 2 * 6
+    by_name = {j.name: j for j in jobs}
+    assert by_name["evaluate toy_gpu fp8 1"].needs[0] == by_name["train toy_gpu fp8 1"].target
+    model = paths.model_dir(load_experiment("toy_gpu"), tmp_path / "results") / "manifest.json"
+    assert by_name["train toy_gpu bf16 0"].needs == (model,) == (by_name["warmup toy_gpu"].target,)
+
+
+def test_unknown_words_are_refused(tmp_path):
+    with pytest.raises(SystemExit, match="toy_gpu has no"):
+        gpu_jobs.plan(["toy_gpu:nothing"], False, tmp_path)
+    with pytest.raises(SystemExit, match=r"\[9\]"):
+        gpu_jobs.plan(["toy_gpu:bf16:9"], False, tmp_path)
+
+
+def test_what_comes_back(tmp_path):
+    run = tmp_path / "results" / "toy_gpu" / "train" / "bf16-seed0-abc"
+    evaluated = tmp_path / "results" / "toy_gpu" / "eval" / "bf16-seed0-abc-def"
+    for folder in (run, evaluated, tmp_path / "log", tmp_path / "results" / "toy_gpu" / "checkpoints" / "x"):
+        folder.mkdir(parents=True)
+    rows = [{"step": 0, "eval_accuracy": 0.5}, {"step": 1, "reward": 1, "gap_mean": 0.25, "seconds": 2.0},
+            {"step": 2, "reward": 1, "gap_mean": 0.75, "seconds": 4.0, "eval_accuracy": 0.875}]  # fmt: skip
+    (run / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (run / "result.json").write_text(json.dumps({"delta_weight": {"different": 0}}))
+    (run / "train.log").write_text("x" * 100_000)
+    (tmp_path / "results" / "toy_gpu" / "checkpoints" / "x" / "model.safetensors").write_text("large")
+    (evaluated / "own.jsonl").write_text("{}\n")
+    (evaluated / "result.json").write_text(json.dumps({"engines": {"own": {"pass_at_1": 0.9}}}))
+    gpu_jobs.pack(tmp_path, tmp_path / "out")
+    with tarfile.open(tmp_path / "out" / "results.tar.gz") as archive:
+        sizes = {m.name: m.size for m in archive.getmembers()}
+    inside = "results/toy_gpu/train/bf16-seed0-abc"
+    assert sizes[f"{inside}/train.log"] == gpu_jobs.LOG_TAIL
+    assert {f"{inside}/history.jsonl", f"{inside}/result.json"} <= sizes.keys()
+    assert not any("safetensors" in name for name in sizes)
+    with tarfile.open(tmp_path / "out" / "records.tar.xz") as archive:
+        assert archive.getnames() == ["results/toy_gpu/eval/bf16-seed0-abc-def/own.jsonl"]
+    line = gpu_jobs.table(tmp_path).splitlines()[1].split()
+    assert line == ["toy_gpu/bf16-seed0-abc", "2", "0.500", "0.875", "0.900", "-", "0.5000", "4.00", "0"]

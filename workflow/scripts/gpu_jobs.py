@@ -1,0 +1,438 @@
+"""Many training runs side by side on one GPU, without Snakemake: the jobs, a scheduler that outlives a call, results.
+
+    gpu_jobs.py ROOT start EXPERIMENT[:ARM,...[:SEED,...]]... [--parity] [--slots N] [--seconds S]
+    gpu_jobs.py ROOT wait --seconds S --out DIR      follow it, then pack what is finished
+    gpu_jobs.py ROOT stop                            end the scheduler and all its jobs
+
+`start` leaves a scheduler in a session of its own and returns; it runs, in the order given, data and start checkpoint
+of each experiment, then per run training and evaluation. A job whose result exists is skipped, so `start` after a kill
+or on other words goes on where it was; training itself resumes from its checkpoints. A failed job is tried once more;
+when three jobs fail before any training has succeeded, the cause is not the run's own, and the scheduler stops.
+`--seconds`: no training starts after that time.
+
+ROOT/results holds what `snakemake` would put under results/, ROOT/log one log per job, state.json and machine.csv
+(seconds, GPU percent, GPU MiB, host MiB in use, load). `wait` writes DIR/results.tar.gz (settings, histories, receipts,
+evaluation tables, ends of logs) and DIR/records.tar.xz (evaluation samples).
+Differs from Snakemake in that it needs nothing but the standard library and quads.config, survives the end of the
+command that started it, and keeps going when one arm fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quads import paths
+from quads.config import Experiment, Run, load_arms, load_experiment, resolve_run
+
+POLL_S = 1.0
+SPACING_S = 2.0  # between two starts: Ray sessions that start at once race for ports
+TRIES = 2
+HOPELESS = 3
+PLENTY_MIB, PER_RUN_MIB = 100_000, 12_000
+PACKED = ("run.json", "result.json", "history.jsonl", "receipt.json", "surgery.json", "delta_weight.json")
+LOG_TAIL = 30_000  # bytes
+
+
+@dataclass
+class Job:
+    """One process. Done when `target` exists; ready when all of `needs` (targets) exist."""
+
+    name: str
+    command: list[str]
+    target: Path
+    needs: tuple[Path, ...] = ()
+    limit: float = 600.0
+    trains: bool = False
+    process: subprocess.Popen | None = field(default=None, repr=False)
+    began: float = 0.0
+    seconds: float = 0.0
+    tries: int = 0
+    status: str = "waiting"  # waiting, running, done, failed, left out
+
+
+def stage(name: str, **options: object) -> list[str]:
+    """Command of one stage of the project."""
+    return [sys.executable, "-m", f"quads.{name}", *(w for k, v in options.items() for w in (f"--{k}", str(v)))]
+
+
+def selected(word: str) -> tuple[Experiment, list[Run]]:
+    """EXPERIMENT[:ARM,...[:SEED,...]] -> its runs, seed by seed. Raises SystemExit for an arm or seed it lacks."""
+    name, arms, seeds = [*word.split(":"), "", ""][:3]
+    experiment = load_experiment(name)
+    known = {arm.name: arm for arm in load_arms(experiment, more=True)}
+    wanted = arms.split(",") if arms else list(known)
+    numbers = [int(s) for s in seeds.split(",")] if seeds else list(experiment.seeds)
+    if unknown := [a for a in wanted if a not in known] + [s for s in numbers if s not in experiment.seeds]:
+        sys.exit(f"{name} has no {unknown}; arms {list(known)}, seeds {list(experiment.seeds)}")
+    return experiment, [resolve_run(experiment, known[arm], seed) for seed in numbers for arm in wanted]
+
+
+def shared_jobs(experiment: Experiment, results: Path) -> list[Job]:
+    """Data, benchmarks and start checkpoint."""
+    config = f"configs/{experiment.name}.yaml"
+    data, model = paths.data_dir(experiment, results), paths.model_dir(experiment, results)
+    benchmarks = paths.benchmarks_dir(experiment, results)
+    made = data / "manifest.json"
+    warm = stage("warmup", experiment=config, data=data, out=model)
+    return [
+        Job(f"prepare {experiment.name}", stage("prepare", experiment=config, out=data), made),
+        Job(
+            f"benchmarks {experiment.name}",
+            stage("make_benchmarks", experiment=config, out=benchmarks),
+            benchmarks / "manifest.json",
+        ),
+        Job(f"warmup {experiment.name}", warm, model / "manifest.json", (made,)),
+    ]
+
+
+def run_jobs(experiment: Experiment, run: Run, results: Path) -> list[Job]:
+    """Training and evaluation of one run."""
+    one = {"experiment": f"configs/{experiment.name}.yaml", "arm": run.arm.name, "seed": run.seed}
+    data, model = paths.data_dir(experiment, results), paths.model_dir(experiment, results)
+    benchmarks, train = paths.benchmarks_dir(experiment, results), paths.train_dir(experiment, run, results)
+    evaluated = paths.eval_dir(experiment, run, results)
+    label = f"{experiment.name} {run.arm.name} {run.seed}"
+    training = stage(
+        "train", **one, data=data, model=model, checkpoints=paths.checkpoint_dir(experiment, run, results), out=train
+    )
+    cache = paths.samples_dir(experiment, run, results)
+    testing = stage("evaluate", **one, data=data, benchmarks=benchmarks, train=train, cache=cache, out=evaluated)
+    trained = train / "result.json"
+    return [
+        Job(f"train {label}", training, trained, (model / "manifest.json",), trains=True),
+        Job(f"evaluate {label}", testing, evaluated / "result.json", (trained, benchmarks / "manifest.json"), 300.0),
+    ]
+
+
+def plan(words: list[str], parity: bool, root: Path) -> list[Job]:
+    """All jobs in order of preference."""
+    results = root / "results"
+    first: dict[Path, Job] = {}
+    jobs: list[Job] = []
+    for word in words:
+        experiment, runs = selected(word)
+        for job in shared_jobs(experiment, results):
+            first.setdefault(job.target, job)
+        for run in runs:
+            jobs += [job for job in run_jobs(experiment, run, results) if job.target not in {j.target for j in jobs}]
+    if parity:
+        done = root / "log" / "parity.passed"
+        command = (
+            f"{sys.executable} -m pytest -m gpu tests/parity -q -o log_cli=true -o log_cli_level=INFO && touch {done}"
+        )
+        first[done] = Job("parity", ["bash", "-c", command], done)
+    # Evaluations first: they are short and free a place for good.
+    jobs.sort(key=lambda job: job.trains)
+    return [*first.values(), *jobs]
+
+
+class Scheduler:
+    """Runs the jobs, at most `slots` at a time; writes log/state.json at every change."""
+
+    def __init__(self, root: Path, jobs: list[Job], slots: int, seconds: float) -> None:
+        self.root, self.jobs, self.slots, self.seconds = root, jobs, slots, seconds
+        self.start = self.last = time.time()
+        self.hopeless = False
+        for job in jobs:
+            job.status = "done" if job.target.exists() else "waiting"
+
+    def run(self) -> None:
+        """Until every job has ended or nothing can start any more."""
+        self.note("scheduler started, pid", os.getpid())
+        sampled = 0.0
+        while True:
+            for job in self.jobs:
+                if job.process is not None:
+                    self.watch(job)
+            self.launch()
+            running = [job for job in self.jobs if job.process is not None]
+            if time.time() - sampled > 5:
+                self.sample(len(running))
+                sampled = time.time()
+            if not running and not self.startable():
+                break
+            time.sleep(POLL_S)
+        for job in self.jobs:
+            job.status = "left out" if job.status == "waiting" else job.status
+        self.note("scheduler ended")
+
+    def startable(self) -> list[Job]:
+        if self.hopeless:
+            return []
+        late = time.time() - self.start > self.seconds
+        waiting = [job for job in self.jobs if job.status == "waiting" and not (late and job.trains)]
+        return [job for job in waiting if all(need.exists() for need in job.needs)]
+
+    def launch(self) -> None:
+        """Start at most one job, with some time to the one before it."""
+        running = sum(job.process is not None for job in self.jobs)
+        ready = self.startable()
+        if ready and ready[0].trains and not room():
+            return
+        if not ready or running >= self.slots or time.time() - self.last < SPACING_S:
+            return
+        job = ready[0]
+        job.tries += 1
+        self.last = job.began = time.time()
+        job.status = "running"
+        with self.log(job).open("ab") as log:
+            job.process = subprocess.Popen(
+                job.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self.note(f"start {job.name} (try {job.tries}, {running + 1} at once)")
+
+    def watch(self, job: Job) -> None:
+        """Notice its end; end it when it is over its limit."""
+        assert job.process is not None
+        job.seconds = time.time() - job.began
+        code = job.process.poll()
+        if code is None and job.seconds > job.limit:
+            end(job.process)
+            code = job.process.poll()
+        if code is None:
+            return
+        job.process = None
+        job.status = "done" if job.target.exists() else ("waiting" if job.tries < TRIES else "failed")
+        self.note(f"{'done' if job.status == 'done' else f'FAILED ({code})'} {job.name} {job.seconds:.0f} s")
+        if job.status == "done":
+            return
+        tail = self.log(job).read_text(errors="replace").splitlines()[-12:]
+        self.note("\n".join(f"    | {line[:300]}" for line in tail))
+        failures = sum(j.tries - (j.status == "done") for j in self.jobs if j.process is None and j.name != "parity")
+        if failures >= HOPELESS and not any(j.trains and j.status == "done" for j in self.jobs):
+            self.hopeless = True
+            self.note(f"{failures} failures and no success: stopping everything")
+            for other in self.jobs:
+                if other.process is not None:
+                    end(other.process)
+
+    def log(self, job: Job) -> Path:
+        return self.root / "log" / f"{job.name.replace(' ', '_')}.log"
+
+    def note(self, *words: object) -> None:
+        """One line to the scheduler's log, and the state."""
+        print(f"{time.strftime('%H:%M:%S')} {time.time() - self.start:5.0f} s", *words, flush=True)
+        rows = [{k: getattr(j, k) for k in ("name", "status", "tries", "seconds")} for j in self.jobs]
+        part = self.root / "log" / "state.json.part"
+        part.write_text(json.dumps({"start": self.start, "jobs": rows}, indent=1))
+        os.replace(part, self.root / "log" / "state.json")
+
+    def sample(self, running: int) -> None:
+        """One line of machine.csv."""
+        query = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+        try:
+            gpu = (
+                subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split("\n")[0].replace(" ", "")
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            gpu = ","
+        total, free = memory_mib()
+        with (self.root / "log" / "machine.csv").open("a") as file:
+            file.write(f"{time.time() - self.start:.0f},{running},{gpu},{total - free},{os.getloadavg()[0]:.1f}\n")
+
+
+def memory_mib() -> tuple[int, int]:
+    """Total and available memory of the machine."""
+    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(found[key].split()[0]) // 1024 for key in ("MemTotal", "MemAvailable"))
+    return total, free
+
+
+def room() -> bool:
+    """Whether one more training run fits. A virtual machine may show its memory only as it is used: then, yes."""
+    total, free = memory_mib()
+    return total < PLENTY_MIB or free > PER_RUN_MIB
+
+
+def end(process: subprocess.Popen) -> None:
+    """SIGTERM, which a stage passes on to all it started, then SIGKILL."""
+    for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def alive(root: Path) -> int | None:
+    """Pid of the scheduler of this ROOT, if it runs."""
+    file = root / "log" / "scheduler.pid"
+    pid = int(file.read_text()) if file.exists() else None
+    if pid is None or not Path(f"/proc/{pid}").exists():
+        return None
+    return pid if b"gpu_jobs" in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+
+
+def start(root: Path, args: argparse.Namespace) -> None:
+    """Check the words, then leave a scheduler behind."""
+    if alive(root):
+        sys.exit("a scheduler is running already: wait for it, or stop it")
+    jobs = plan(args.runs, args.parity, root)
+    (root / "log").mkdir(parents=True, exist_ok=True)
+    words = [
+        *args.runs,
+        *(["--parity"] if args.parity else []),
+        "--slots",
+        str(args.slots),
+        "--seconds",
+        str(args.seconds),
+    ]
+    with (root / "log" / "scheduler.log").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, __file__, str(root), "schedule", *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    (root / "log" / "scheduler.pid").write_text(str(child.pid))
+    print(f"{len(jobs)} jobs, {sum(job.target.exists() for job in jobs)} of them done already, {args.slots} at a time")
+
+
+def wait(root: Path, seconds: float, out: Path) -> int:
+    """Print the scheduler's lines until it ends or the time is over; pack; 0 when every job is done."""
+    begin, shown = time.time(), 0
+    log = root / "log" / "scheduler.log"
+    beat = begin
+    while True:
+        running = alive(root)
+        text = log.read_bytes()[shown:] if log.exists() else b""
+        if text:
+            shown += len(text)
+            print(text.decode(errors="replace"), end="", flush=True)
+        if running is None or time.time() - begin > seconds:
+            break
+        if time.time() - beat > 30:
+            beat = time.time()
+            print(progress(root), flush=True)
+        time.sleep(POLL_S)
+    print(progress(root))
+    pack(root, out)
+    print(table(root))
+    jobs = json.loads((root / "log" / "state.json").read_text())["jobs"]
+    waits = [job["name"] for job in jobs if job["status"] != "done"]
+    print(f"{len(jobs) - len(waits)} of {len(jobs)} jobs done, scheduler {'runs on' if running else 'has ended'}")
+    return 0 if not waits else 3
+
+
+def progress(root: Path) -> str:
+    """Steps of the runs that train, newest machine line."""
+    steps = []
+    for history in sorted(root.glob("results/*/train/*/history.jsonl")):
+        if not history.with_name("result.json").exists():
+            lines = history.read_text().splitlines()
+            steps.append(f"{history.parent.name.rsplit('-', 1)[0]}:{max(len(lines) - 1, 0)}")
+    machine = root / "log" / "machine.csv"
+    last = machine.read_text().splitlines()[-1] if machine.exists() else ""
+    return f"{time.strftime('%H:%M:%S')} steps {' '.join(steps) or '-'} | s,jobs,gpu%,gpuMiB,hostMiB,load {last}"
+
+
+def pack(root: Path, out: Path) -> None:
+    """The two archives, each written whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = root / "results"
+    small = [p for name in PACKED for p in results.glob(f"*/train/*/{name}")]
+    small += results.glob("shared/*/manifest.json")
+    small += [p for p in results.glob("*/eval/*/*") if p.suffix in {".json", ".md", ".csv"}]
+    with tarfile.open(out / "results.tar.gz", "w:gz") as archive:
+        for path in sorted(set(small)):
+            archive.add(path, path.relative_to(root))
+        for path in sorted([*(root / "log").iterdir(), *results.glob("*/train/*/train.log")]):
+            tail = path.read_bytes()[-LOG_TAIL:] if path.is_file() else b""
+            info = tarfile.TarInfo(str(path.relative_to(root)))
+            info.size = len(tail)
+            archive.addfile(info, io.BytesIO(tail))
+    with tarfile.open(out / "records.tar.xz", "w:xz") as archive:
+        for path in sorted(results.glob("*/eval/*/*.jsonl")):
+            archive.add(path, path.relative_to(root))
+    for path in sorted(out.iterdir()):
+        print(f"{path.stat().st_size / 2**20:6.2f} MiB {path.name}")
+
+
+def table(root: Path) -> str:
+    """One line per run: accuracy before and after, pass@1 in both engines, gap, step time."""
+    row = "{:48} {:>5} {:>5} {:>5} {:>5} {:>5} {:>7} {:>6} {:>4}".format
+    lines = [row("run", "steps", "acc0", "accN", "own", "bf16", "gap", "s/step", "dW")]
+    for folder in sorted(root.glob("results/*/train/*")):
+        history = folder / "history.jsonl"
+        rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
+        trained = [r for r in rows if "reward" in r]
+        accuracy = [r["eval_accuracy"] for r in rows if "eval_accuracy" in r]
+        engines: dict = {}
+        for result in folder.parents[1].glob(f"eval/{folder.name}-*/result.json"):
+            engines = json.loads(result.read_text())["engines"]
+        result = folder / "result.json"
+        different = json.loads(result.read_text())["delta_weight"]["different"] if result.exists() else "-"
+        passed = [f"{engines[e]['pass_at_1']:.3f}" if e in engines else "-" for e in ("own", "bf16")]
+        gap = f"{sum(r['gap_mean'] for r in trained[-10:]) / len(trained[-10:]):.4f}" if trained else "-"
+        pace = f"{sorted(r['seconds'] for r in trained)[len(trained) // 2]:.2f}" if trained else "-"
+        ends = [f"{accuracy[i]:.3f}" if len(accuracy) > j else "-" for i, j in ((0, 0), (-1, 1))]
+        name = f"{folder.parents[1].name}/{folder.name}"
+        lines.append(row(name, len(trained), *ends, *passed, gap, pace, different))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Parse and do."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    commands = parser.add_subparsers(dest="do", required=True)
+    for name in ("start", "schedule"):
+        sub = commands.add_parser(name)
+        sub.add_argument("runs", nargs="*", help="EXPERIMENT[:ARM,...[:SEED,...]]")
+        sub.add_argument("--parity", action="store_true", help="the GPU parity tests beside the runs")
+        sub.add_argument("--slots", type=int, default=12)
+        sub.add_argument("--seconds", type=float, default=3600.0)
+    sub = commands.add_parser("wait")
+    sub.add_argument("--seconds", type=float, required=True)
+    sub.add_argument("--out", type=Path, required=True)
+    commands.add_parser("stop")
+    args = parser.parse_args()
+    root: Path = args.root.resolve()
+    if args.do == "start":
+        start(root, args)
+    elif args.do == "schedule":
+        Scheduler(root, plan(args.runs, args.parity, root), args.slots, args.seconds).run()
+    elif args.do == "wait":
+        return wait(root, args.seconds, args.out)
+    elif pid := alive(root):
+        stop(pid)
+    return 0
+
+
+def stop(pid: int) -> None:
+    """End the scheduler first, so that it starts nothing new, then its jobs."""
+    jobs = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and parent(int(p.name)) == pid]
+    os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for job in jobs:
+            try:
+                os.killpg(job, number)
+            except ProcessLookupError:
+                continue
+        time.sleep(5)
+
+
+def parent(pid: int) -> int | None:
+    """Parent of a process, None when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
