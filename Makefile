@@ -8,21 +8,23 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-VENV := .venv
+# GPU=1 selects the environment for NVIDIA GPUs (envs/gpu), for every target.
+GPU :=
+VENV := $(if $(GPU),.venv-gpu,.venv)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # More words for snakemake or pytest: make toy ARGS=-n
 ARGS :=
 PORT := 5000
 PYTHON_FILES := quads tests workflow/scripts
-TYPED := quads/config quads/rewards quads/paper quads/provenance.py quads/files.py quads/lifeline.py quads/paths.py quads/schema.py
+TYPED := quads/config quads/rewards quads/paper quads/provenance.py quads/files.py quads/lifeline.py quads/paths.py quads/schema.py quads/compare.py quads/comparison quads/exporting/manifest.py quads/markers.py
 
 .PHONY: help env toy smoke test test-fast lint ui
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-env:  ## create or update .venv (3 to 10 minutes the first time, nothing afterwards)
-	@VENV=$(VENV) envs/install.sh
+env:  ## create or update .venv (3 to 10 minutes the first time, nothing afterwards); GPU=1: .venv-gpu
+	@VENV=$(VENV) $(if $(GPU),envs/gpu/install.sh,envs/install.sh)
 	@envs/sandbox.sh
 
 toy: env  ## the main job: four arms, 60 GRPO steps each, table and figures under results/toy/report

@@ -25,6 +25,8 @@ include: "workflow/rules/track.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/benchmarks.smk"
 include: "workflow/rules/diagnose.smk"
+include: "workflow/rules/preflight.smk"
+include: "workflow/rules/export.smk"
 
 
 report: "workflow/report/workflow.rst"
@@ -59,6 +61,9 @@ for name in EXPERIMENTS:
             f"{name}_all"
         input:
             targets(name, more=True),
+
+
+show_estimates()
 
 
 onstart:

@@ -116,6 +116,7 @@ class Job:
             "eval_hash": paths.eval_hash(self.experiment),
             "evaluation": evaluation.model_dump(mode="json"),
             "checkpoint_sha256": weights,
+            "train_result_sha256": file_sha256(self.places.train / "result.json"),
             "data_sha256": read_result(self.places.data / "manifest.json", "data manifest", ("sha256",))["sha256"][
                 "eval"
             ],
@@ -218,6 +219,11 @@ def engine_mode(name: str, arm: Arm, masks: Path | None) -> tuple[dict[str, Any]
         )
     chosen = str(masks) if mode.needs_masks else None
     return mode.to_quantization_config(rac_masks=chosen, skip=arm.keep_high_precision), mode.name
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a small file: says which training result was evaluated."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def checkpoint_hash(checkpoint: Path, masks: Path | None) -> str:

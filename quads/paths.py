@@ -9,7 +9,9 @@
     results/<experiment>/samples/<run id>/        never an output: generation cache, keyed by what decides a sample
     results/<experiment>/eval/<run id>-<hash over Evaluation>/
     results/<experiment>/mlflow/<run id>-<hash over Evaluation>.json
+    results/<experiment>/export/<run id>-<format>/    NVFP4 checkpoint, and .json: what was verified
     results/<experiment>/diagnose-<hash>/         hash over Model, Data, Warmup, Grpo, Runtime, Diagnostics
+    results/<experiment>/preflight-<hash>/        the model's hash
     results/<experiment>/throughput/*.json        rollout benchmarks, put there by whoever has the hardware
     results/<experiment>/report[_all]/
 
@@ -98,3 +100,8 @@ def diagnose_hash(experiment: Experiment) -> str:
 def diagnose_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
     """Captures and step-0 studies of the warm checkpoint (quads.diagnose)."""
     return results / experiment.name / f"diagnose-{diagnose_hash(experiment)}"
+
+
+def preflight_dir(experiment: Experiment, results: Path = RESULTS) -> Path:
+    """Pre-flight of the start checkpoint (quads.preflight)."""
+    return results / experiment.name / f"preflight-{model_hash(experiment)}"

@@ -1,26 +1,35 @@
 """Stage: tables, figures and the comparison with the paper, from the result files of an experiment.
 
     python -m quads.report --experiment configs/toy.yaml [--more-arms] --results results --out DIR
-    -> DIR/table.{csv,md}, curves.csv, paper.csv, claims.csv, benchmarks.csv, tests.csv,
-       {reward,gap,accuracy}.{svg,png}, then DIR/report.json
+    -> DIR/index.html, the page to open first
+       DIR/tables/*.{csv,md,tex}, DIR/figures/*.{svg,png}, DIR/sources.json: the paper's tables beside what is here
+       DIR/table.{csv,md}, curves.csv, paper.csv, claims.csv, benchmarks.csv, tests.csv, {reward,gap,accuracy}.{svg,png}
+       then DIR/report.json
 
-report.json lists every source file with its sha256, so that a number can be followed to the run it came from.
+Step-0 studies (--diagnose), rollout benchmarks (--throughput) and kernel benchmarks (--kernels) are taken in where they
+exist; their cells say "not run" and how to run them where they do not. A file that exists but is damaged, or belongs to
+another run or setting, is an error. report.json lists every source file with its sha256.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from quads import paths
 from quads.config import ConfigError, Experiment, load_arms, load_experiment
 from quads.files import ResultFileError, write_json_atomic, write_text_atomic
-from quads.paper import benchmarks, claims, figures, render, render_benchmarks, tables
+from quads.paper.assemble import Report
+from quads.paper.figures import save
+from quads.paper.ledger import Ledger
+from quads.paper.paper_tables import STUDIES, TRAINED, Inputs
+from quads.paper.rollout_bench import read_benches, read_kernel_bars
 from quads.paper.sources import Source, load_sources
+from quads.paper.study_files import read_study
 
 log = logging.getLogger("quads.report")
 
@@ -31,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
     parser.add_argument("--more-arms", action="store_true", help="also the arms under more_arms")
     parser.add_argument("--results", type=Path, default=Path("results"), help="root of all results")
+    parser.add_argument("--diagnose", type=Path, help="folder of studies (default: the experiment's own)")
+    parser.add_argument("--throughput", type=Path, help="folder of rollout benchmarks (default: the experiment's own)")
+    parser.add_argument("--kernels", type=Path, nargs="*", default=[], help="files of quads.bench.kernels")
     parser.add_argument("--out", type=Path, required=True, help="folder of the report")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -38,59 +50,77 @@ def main(argv: list[str] | None = None) -> int:
     try:
         experiment = load_experiment(args.experiment.stem, configs=configs)
         arms = load_arms(experiment, configs, more=args.more_arms)
-        build(experiment, load_sources(args.results, experiment, arms), args.out)
+        sources = load_sources(args.results, experiment, arms)
+        inputs = read_inputs(
+            experiment,
+            sources,
+            args.results,
+            diagnose=args.diagnose or paths.diagnose_dir(experiment, args.results),
+            throughput=args.throughput or paths.throughput_dir(experiment, args.results),
+            kernels=args.kernels,
+        )
+        build(inputs, args.out, more=args.more_arms)
     except (ConfigError, ResultFileError) as error:
         log.error("%s", error)
         return 1
     return 0
 
 
-def build(experiment: Experiment, sources: Sequence[Source], out: Path) -> dict[str, Any]:
+def read_inputs(
+    experiment: Experiment,
+    sources: Sequence[Source],
+    results: Path,
+    *,
+    diagnose: Path,
+    throughput: Path,
+    kernels: Sequence[Path] = (),
+) -> Inputs:
+    """Read what there is beside the runs. Raises ResultFileError for what is there and broken."""
+    ledger = Ledger(results)
+    ledger.add_runs(sources)
+    return Inputs(
+        experiment,
+        sources,
+        ledger,
+        studies={name: read_study(diagnose, name, experiment.name, ledger) for name in (*STUDIES, TRAINED)},
+        benches=read_benches(throughput, ledger),
+        kernels=[bar for path in kernels for bar in read_kernel_bars(path, ledger)],
+    )
+
+
+def build(x: Inputs, out: Path, *, more: bool = False) -> dict[str, Any]:
     """Write the whole report into `out`; report.json is written last and returned."""
     out.mkdir(parents=True, exist_ok=True)
-    evaluation = experiment.evaluation
-    rows = tables.build_rows(sources, evaluation)
-    compared = claims.compare_claims(sources, evaluation)
-    order = claims.order_of_gaps(sources)
-    scores, tests = benchmarks.benchmark_records(sources, evaluation), benchmarks.comparisons(sources, evaluation)
-    sandboxes = sorted({str(s.eval["sandbox"]) for s in sources if s.eval.get("sandbox")})
-    texts = {
-        "table.csv": tables.to_csv([tables.record(r) for r in rows]),
-        "table.md": render.page(
-            experiment, rows, compared, order, render_benchmarks.section(scores, tests, evaluation, sandboxes)
-        ),
-        "curves.csv": tables.to_csv(tables.curve_records(sources)),
-        "paper.csv": tables.to_csv(claims.compare_rows(sources, evaluation)),
-        "claims.csv": tables.to_csv(compared),
-    }
-    if scores:
-        texts |= {"benchmarks.csv": tables.to_csv(scores), "tests.csv": tables.to_csv(tests)}
-    for name, text in texts.items():
+    report = Report(x, more=more)
+    files = report.texts()
+    for name, text in files.items():
         write_text_atomic(out / name, text)
-    drawn = {
-        "reward": figures.reward_figure(sources, experiment.name),
-        "gap": figures.gap_figure(sources, experiment.name),
-        "accuracy": figures.accuracy_figure(rows, experiment.name, evaluation.confidence),
-    }
-    images = [p.name for stem, figure in drawn.items() for p in figures.save(figure, out / stem)]
+    plots = report.plots()
+    (out / "figures").mkdir(exist_ok=True)
+    images = [str(p.relative_to(out)) for plot in plots for p in save(plot.figure, out / plot.place)]
+    listed = sorted([*files, *images])
+    write_text_atomic(out / "index.html", report.page(plots, listed, out))
     summary = {
-        "experiment": experiment.name,
-        "files": sorted([*texts, *images]),
-        "arms": [r.arm.name for r in rows],
-        "order_of_mean_gaps": order,
+        "experiment": x.experiment.name,
+        "files": sorted([*listed, "index.html"]),
+        "arms": [r.arm.name for r in report.rows],
+        "order_of_mean_gaps": report.order,
+        "claims": {c.row: str(c.verdict) for c in report.tables[0].cells},
         "sources": [
             {
-                "run_id": s.run_id,
-                "config_hash": s.config_hash,
-                "commit": s.train["commit"],
-                "code_hash": s.train["code_hash"],
-                "files": {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in s.files},
+                "key": e.key,
+                "kind": e.kind,
+                "run_id": e.run_id,
+                "config_hash": e.config_hash,
+                "commit": e.commit,
+                "code_hash": e.code_hash,
+                "files": dict(e.files),
             }
-            for s in sources
+            for e in x.ledger.entries()
         ],
     }
     write_json_atomic(out / "report.json", summary)
-    log.info("report of %d arms in %s", len(rows), out)
+    log.info("report of %d arms in %s", len(report.rows), out)
     return summary
 
 

@@ -5,9 +5,11 @@
 
 Contract: resumes from the newest usable checkpoint under --checkpoints that belongs to the same resolved config and
 code; others are moved aside, never deleted (quads.integrations.verl.checkpoints). Writes OUT/run.json (resolved
-config), history.jsonl (one row per step), surgery.json, receipt.json, delta_weight.json, train.log (appended per
-attempt) and, last, OUT/result.json. Stops with a reason if the plugin did not load, if the engine's mode is not the
-arm's, if a step is missing from the history, or if the engine's weights differ from a QAT trainer's.
+config), history.jsonl (one row per step), decomposition.jsonl (quads.diagnostics.during), surgery.json, receipt.json,
+delta_weight.json, train.log (appended per attempt) and, last, OUT/result.json. Every step passes the collapse detector,
+which warns; with grpo.stop_on_collapse the run ends with the step that collapses, and running again adds none.
+Stops with a reason if the plugin did not load, if the engine's mode is not the arm's, if a step is missing from the
+history, or if the engine's weights differ from a QAT trainer's.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quads.config import ConfigError, Run, config_hash, load_arm, load_experiment, resolve_run
+from quads.config import ConfigError, Run, config_hash, load_arm, load_experiment, model_hash, resolve_run
+from quads.diagnostics import during
+from quads.diagnostics.collapse import STOPPING, Detector, judge
 from quads.files import (
     ResultFileError,
     append_jsonl,
@@ -37,7 +42,7 @@ from quads.integrations.verl.history import history_row, merge
 from quads.integrations.verl.launch import MetricsTail, RaySession, TrainingError, run_driver
 from quads.integrations.verl.overrides import RunPaths
 from quads.lifeline import watch_parents
-from quads.provenance import TRAINING, code_hash, commit, hardware, versions
+from quads.provenance import code_hash, commit, hardware, training_roots, versions
 
 log = logging.getLogger("quads.train")
 
@@ -92,19 +97,29 @@ def start_history(run: Run, code: str, paths: RunPaths) -> int:
             attempt.rename(attempt.with_suffix(".lost"))
     kept = [r for r in rows if r["step"] <= resumed] if resumed else []
     write_history(paths.out / "history.jsonl", kept)
+    during.keep_until(paths.out, resumed)
     for name in ("receipt.json", "surgery.json", "delta_weight.json", "engine_weights.safetensors"):
         (paths.out / name).unlink(missing_ok=True)
     return resumed
 
 
 class Progress:
-    """Appends history rows and logs one line per step with an ETA."""
+    """Appends history rows, logs one line per step with an ETA, and warns once when the run collapses."""
 
     def __init__(self, path: Path, run: Run, resumed: int) -> None:
         self.path, self.run, self.resumed, self.start = path, run, resumed, 0.0
+        self.detector = judge(read_jsonl(path, ("step",)) if path.exists() else [], run.collapse)
+
+    def _judge(self, row: dict[str, float]) -> None:
+        known = len(self.detector.alarms)
+        self.detector.update(int(row["step"]), row["reward"], row["gap_mean"])
+        for alarm in self.detector.alarms[known:]:
+            level = logging.INFO if alarm.kind == "recovered" else logging.WARNING
+            log.log(level, "%s %s at step %d: %s", self.run.arm.name, alarm.kind, alarm.step, alarm.why)
 
     def __call__(self, row: dict[str, float]) -> None:
-        append_jsonl(self.path, row)
+        # null is this project's mark for not finite: NaN is no JSON.
+        append_jsonl(self.path, {k: v if math.isfinite(v) else None for k, v in row.items()})
         step, steps = int(row["step"]), self.run.grpo.steps
         if "reward" not in row:
             self.start = time.monotonic()
@@ -126,6 +141,7 @@ class Progress:
             round(pace * (steps - step)),
             f" accuracy {row['eval_accuracy']:.3f}" if "eval_accuracy" in row else "",
         )
+        self._judge(row)
 
 
 def check_history(path: Path, steps: int) -> list[dict[str, float]]:
@@ -162,18 +178,39 @@ def check_delta_weight(run: Run, path: Path) -> dict[str, Any]:
     return report
 
 
+def stopped_at(run: Run, verdict: Detector) -> int | None:
+    """The step that ended the run before its planned last one, or None."""
+    step = verdict.first(*STOPPING) if run.grpo.stop_on_collapse else None
+    return None if step is None or step >= run.grpo.steps else step
+
+
+def check_decomposition(run: Run, out: Path, steps: int) -> str | None:
+    """Name of the decomposition's file, None when it is off. Raises TrainingError naming the steps it lacks."""
+    due = [s for s in range(1, steps + 1) if during.due(s, run.decompose_every, run.grpo.steps)]
+    if not due:
+        return None
+    path = out / during.FILE
+    found = {r["step"] for r in read_jsonl(path, ("step",), kind="decomposition", target=out / "result.json")}
+    if missing := sorted(set(due) - found):
+        raise TrainingError(f"{path}: the decomposition of steps {missing} is missing; run the stage again")
+    return path.name
+
+
 def train(run: Run, paths: RunPaths) -> dict[str, Any]:
     """Run the driver, check what it left, and return the result record."""
-    started, code = time.time(), code_hash(*TRAINING)
+    started, code = time.time(), code_hash(*training_roots(bool(run.data.sets)))
     write_json_atomic(paths.out / "run.json", run.model_dump(mode="json"))
     resumed = start_history(run, code, paths)
     if resumed:
         log.info("%s resumes from step %d of %d", run.id, resumed, run.grpo.steps)
     history = paths.out / "history.jsonl"
     run_driver(run, paths, Progress(history, run, resumed))
-    rows = check_history(history, run.grpo.steps)
+    verdict = judge(read_jsonl(history, ("step",)), run.collapse)
+    stopped = stopped_at(run, verdict)
+    steps = run.grpo.steps if stopped is None else stopped
+    rows = check_history(history, steps)
     receipt = check_receipt(run, paths.out / "receipt.json")
-    last = paths.checkpoints / f"global_step_{run.grpo.steps}"
+    last = paths.checkpoints / f"global_step_{steps}"
     if not is_complete(last):
         raise TrainingError(f"{last} is not a complete checkpoint although training ended; run the stage again")
     hf = last / "actor" / "huggingface"
@@ -184,7 +221,11 @@ def train(run: Run, paths: RunPaths) -> dict[str, Any]:
         "config_hash": config_hash(run),
         "code_hash": code,
         "commit": commit(),
-        "steps": run.grpo.steps,
+        "steps": steps,
+        "planned_steps": run.grpo.steps,
+        "stopped": None if stopped is None else f"{verdict.kind_at(stopped)} at step {stopped}",
+        "collapse": verdict.to_dict(),
+        "decomposition": check_decomposition(run, paths.out, steps),
         "checkpoint": str(hf),
         "rac_masks": str(masks) if masks.exists() else None,
         "old_log_probs": run.arm.correction.old_log_probs,
@@ -219,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         experiment = load_experiment(args.experiment.stem, configs)
         run = resolve_run(experiment, load_arm(args.arm, configs), args.seed)
         check_made_for(args.data, config_hash(run.data))
-        check_made_for(args.model, config_hash(run.model, run.data, run.warmup))
+        check_made_for(args.model, model_hash(run))
         args.out.mkdir(parents=True, exist_ok=True)
         with locked(args.checkpoints), RaySession() as ray:
             places = [p.resolve() for p in (args.data, args.model, args.checkpoints, args.out)]

@@ -112,6 +112,44 @@ def _benchmark(per_problem, name):
     }
 
 
+def _surgery(arm):
+    """As a trainer writes it for one layer: q, k, v share an engine module, experts have two inputs."""
+    formats = {"weight": arm.trainer.weight, "activation": arm.trainer.activation}
+    quantized = {"status": "quantized", "reason": "", **formats}
+    attention = "model.layers.0.self_attn"
+    rows = [
+        {"module": f"{attention}.{p}_proj", "kind": "Linear", **quantized, "keys": [f"{attention}.qkv_proj"]}
+        for p in "qkv"
+    ]
+    experts = "model.layers.0.mlp.experts"
+    rows.append({"module": experts, "kind": "E", **quantized, "keys": [f"{experts}.w13", f"{experts}.w2"]})
+    unchanged = {"weight": "unchanged", "activation": "unchanged"}
+    rows.append({"module": "lm_head", "kind": "Linear", "status": "skipped", "reason": "skip", **unchanged, "keys": []})
+    return {"rows": rows}
+
+
+def _receipt(arm):
+    """The engine's side of the same layer."""
+    rollout = arm.rollout
+    formats = {"weight": rollout.weight, "activation": rollout.activation, "status": "quantized", "reason": ""}
+    kept = {"weight": "unchanged", "activation": "unchanged", "status": "skipped", "reason": "embedding or head"}
+    keys = ("model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.experts.w13", "model.layers.0.mlp.experts.w2")
+    mask = {"selected": 32, "channels": 64, "sha256": "ab" * 8, "loads": 2}
+    return {
+        "mode": rollout.mode,
+        "backend": "emulated (torch)",
+        "model": "Qwen3MoeForCausalLM",
+        "config": {"scale_group": arm.weight_scale_group, "rac": rollout.rac and rollout.rac.model_dump()},
+        "modules": [
+            {"module": "model.layers.0.self_attn.qkv_proj", **formats},
+            {"module": "model.layers.0.mlp.experts", **formats},
+            {"module": "lm_head", **kept},
+        ],
+        "masks": dict.fromkeys(keys, mask) if rollout.rac else {},
+        "versions": {"vllm": "0", "torch": "0"},
+    }
+
+
 def write_run(results, experiment, arm, seed, numbers=None):
     """result.json, history.jsonl and the evaluation's result.json of one made-up run; returns its folders."""
     start, end, gap = numbers or MADE_UP[arm.name]
@@ -131,6 +169,8 @@ def write_run(results, experiment, arm, seed, numbers=None):
         "delta_weight": {"elements": 10, "different": 0, "max_abs": 0.0},
     }
     (train / "result.json").write_text(json.dumps(result))
+    (train / "surgery.json").write_text(json.dumps(json.dumps(_surgery(arm))))
+    (train / "receipt.json").write_text(json.dumps(_receipt(arm)))
     (train / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in _history(start, end, gap, seed)))
     engines = {"own": _engine(end, arm.rollout.mode), "bf16": _engine(end, "bf16")}
     summary = {"run_id": run.id, "eval_hash": paths.eval_hash(experiment), "engines": engines, "sandbox": "bwrap"}

@@ -23,6 +23,10 @@ TORCH_FREE = (
     "quads.lifeline",
     "quads.paths",
     "quads.schema",
+    "quads.compare",
+    "quads.comparison.page",
+    "quads.exporting.manifest",
+    "quads.markers",
 )
 
 

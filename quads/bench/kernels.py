@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from quads.bench import gemm, quantizers
+from quads.bench import block, gemm, quantizers
 from quads.bench.protocol import Measured, bar_table, copy_case, gemm_case, measure, report, table, warm_up
 from quads.files import write_json_atomic
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m quads.bench.kernels", description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
-    parser.add_argument("--only", choices=("quantizers", "gemm"), help="one half of the benchmark")
+    parser.add_argument("--only", choices=("quantizers", "gemm", "block"), help="one part of the benchmark")
     parser.add_argument("--verl-qat", type=Path, metavar="FILE", help="verl's utils/qat/linear.py, if not installed")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -46,15 +46,18 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     start = time.monotonic()
     rows, bars = ceilings(), []
-    if arguments.only != "gemm":
+    if arguments.only in (None, "quantizers"):
         found = quantizers.rows(quantizers.verl_kernel(arguments.verl_qat))
         rows, bars = rows + found, bars + quantizers.bars(found)
-    if arguments.only != "quantizers":
+    if arguments.only in (None, "gemm"):
         found = gemm.rows()
         rows, bars = rows + found, bars + gemm.bars(found)
+    if arguments.only in (None, "block"):
+        found = block.rows()
+        rows, bars = rows + found, bars + block.bars(found)
     result = report(rows, bars) | {"seconds": round(time.monotonic() - start, 1)}
     write_json_atomic(arguments.out, result)
-    print(bar_table(bars), table(rows, quantizers.CEILINGS | getattr(gemm, "CEILINGS", {})), sep="\n\n")
+    print(bar_table(bars), table(rows, quantizers.CEILINGS | gemm.CEILINGS | block.CEILINGS), sep="\n\n")
     print(f"\n{result['seconds']} s")
     failed = [r.name for r in rows if r.us is None] + [b.what for b in bars if b.verdict == "missed"]
     return 1 if failed else 0

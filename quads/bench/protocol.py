@@ -9,9 +9,10 @@
 Protocol. A case's check runs first, in the same process and on the same buffers' kind; a case that fails it gets no
 time at all (`us` is None), so a wrong kernel cannot show a speed. Each case is then captured in one CUDA graph that
 walks its buffer sets (their total exceeds four times L2, so every launch reads from memory); a sample is one replay
-divided by the number of launches. Samples of all cases of a group are interleaved round-robin, so clock drift hits all
-alike; the median counts and `spread` is the interquartile range over it. Bytes are algorithmic: each input once, each
-output once; GB/s = 1e9 bytes per second.
+divided by the number of launches. Samples of all cases of a group are interleaved in rounds of
+random order, so clock drift and what the case before left behind (heat, a power limit) hit all alike; the median counts
+and `spread` is the interquartile range over it. Bytes are algorithmic: each input once, each output once; GB/s = 1e9
+bytes per second.
 
 Differs from `do_bench`: no L2 flush between launches (rotation does it), no host launch time (the graph does it), and
 no absolute claims: what is compared is a ratio to a ceiling measured in the same group.
@@ -20,6 +21,7 @@ no absolute claims: what is compared is a ratio to a ceiling measured in the sam
 from __future__ import annotations
 
 import logging
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -146,8 +148,10 @@ def _samples(graphs: dict[str, torch.cuda.CUDAGraph], launches: int, repeats: in
         for _ in range(WARMUP):
             graph.replay()
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
+    order = list(graphs.items())
     for _ in range(repeats):
-        for name, graph in graphs.items():
+        random.shuffle(order)
+        for name, graph in order:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
@@ -237,7 +241,7 @@ def report(rows: Sequence[Measured], bars: Sequence[Bar]) -> dict[str, Any]:
         | {"device": properties.name, "sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size},
         "versions": provenance.versions(*PACKAGES) | {"cuda": torch.version.cuda},
         "commit": provenance.commit(),
-        "code_hash": provenance.code_hash("quads.bench", "quads.kernels"),
+        "code_hash": provenance.code_hash("quads.bench", "quads.kernels", "quads.layers"),
     }
 
 

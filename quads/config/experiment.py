@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from quads.config.arms import Frozen
 from quads.config.diagnostics import Diagnostics
@@ -248,6 +248,12 @@ class Runtime(Frozen):
         "compute_dtype per process. verify: recompute at every use and stop when it differs",
     )
     memory_gib: float = Field(5.0, gt=0, description="what one training job may take; the scheduler packs by it")
+
+    @field_validator("weight_cache", mode="before")
+    @classmethod
+    def _yaml_on_off(cls, value: object) -> object:
+        # YAML reads a bare on or off as a truth value.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _trainer_kernels(self) -> Self:

@@ -22,7 +22,7 @@ from quads.config.experiment import Data, Experiment, Grpo, Model, Runtime, Warm
 COSMETIC: dict[str, set[str]] = {
     "arm": {"title", "paper_row"},
     "grpo": {"save_every"},
-    # trainer_backend and weight_cache: equal bits whatever they say (tests/layers, tests/kernels); not so trainer_experts.
+    # trainer_backend and weight_cache: equal bits whatever they say (tests/layers, tests/kernels); trainer_experts not.
     "runtime": {"memory_gib", "object_store_mib", "trainer_backend", "weight_cache"},
 }
 

@@ -1,7 +1,7 @@
 """Capture: what an engine sampled and every log-prob it gives for it, in one file per engine mode.
 
-    prompts x samples x seeds -> DIR/<mode>.safetensors, DIR/<mode>.float32.safetensors, DIR/masks-<...>.safetensors,
-    DIR/manifest.json (last)
+    prompts x samples x seeds -> DIR/<mode>.safetensors, DIR/masks-<...>.safetensors, for modes of arms also
+    DIR/<mode>.float32.safetensors and DIR/<mode>.hidden.safetensors; DIR/manifest.json (last)
 
 A file holds B sequences, L tokens (prompt + response, right-padded with 0), R response tokens:
     ids int32 [B, L]; start, length, prompt, seed int32 [B]; finished uint8 [B]; reward float32 [B] (NaN: not graded)
@@ -11,6 +11,9 @@ A file holds B sequences, L tokens (prompt + response, right-padded with 0), R r
     routed   int16 [B, L, N, S]   experts by MoE layer in the `single` pass, -1: unknown; absent without MoE layers
 NaN right of a response. Its metadata is JSON: mode, checkpoint hash (weight version), comparison of the engine's
 weights with the trainer's, receipt counts, settings. Sampling at temperature 1, one seed per request.
+<mode>.hidden holds the engine's block inputs and outputs of some sequences (quads.diagnostics.layerwise).
+The manifest's weight_version: hash of the checkpoint, and run id and step when it comes from a training run; its
+routed_experts: how many sequences of each mode have their routing.
 Contract: a file is complete or absent, and is reused only when its identity (checkpoint, prompts, settings, mode,
 versions) is the one asked for. Differs from logging inside a run: the tokens are fixed, so that every trainer and
 engine precision can be asked about the same ones.
@@ -39,6 +42,7 @@ from torch import Tensor
 from quads.config import Arm, ConfigError, Diagnostics, Experiment
 from quads.diagnostics.ladder import Tokens, load_model, static_masks
 from quads.diagnostics.prompts import Prompt, make_grade
+from quads.diagnostics.stored import bf16_copy, checkpoint_sha256, file_sha256
 from quads.evaluation.sampling import Sample
 from quads.files import ResultFileError, read_result, write_json_atomic
 from quads.layers.setup import Precision
@@ -117,6 +121,7 @@ class CaptureEngine(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Sample]: ...
     def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]: ...
     def routing(self, sequence: Sequence[int], start: int) -> tuple[list[float], Any]: ...
+    def hidden(self, sequence: Sequence[int]) -> Mapping[str, Tensor]: ...
     def compare(self, trainer: Iterable[tuple[str, Any]]) -> dict[str, Any]: ...
 
 
@@ -173,18 +178,6 @@ def _save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) ->
 
 def _is_done(path: Path, identity: Mapping[str, Any]) -> bool:
     return path.is_file() and read_meta(path).get("identity") == identity
-
-
-def checkpoint_sha256(checkpoint: Path) -> str:
-    """Weight version: over names and bytes of config.json and every .safetensors. Raises ConfigError without any."""
-    files = sorted([*checkpoint.glob("*.safetensors"), *checkpoint.glob("config.json")])
-    if not any(p.suffix == ".safetensors" for p in files):
-        raise ConfigError(f"{checkpoint} holds no .safetensors file: not a checkpoint")
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def draw(prompts: int, settings: Diagnostics) -> list[tuple[int, int, int]]:
@@ -276,11 +269,18 @@ def capture_all(
     *,
     start: StartEngine,
     versions: Mapping[str, Any],
+    own_masks: Mapping[str, Path] | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
-    """Capture every mode that is not captured yet, one engine at a time; then the manifest."""
+    """Capture every mode that is not captured yet, one engine at a time; then the manifest.
+
+    own_masks: static masks by mode id that are not to be calibrated (those of a training run); origin: where the
+    checkpoint comes from (run id, step), for the manifest's weight_version.
+    """
     out.mkdir(parents=True, exist_ok=True)
     settings = experiment.diagnostics
-    sized = ("prompts", "samples_per_prompt", "seeds", "single_sequences")
+    sized = ("prompts", "samples_per_prompt", "seeds", "single_sequences", "layer_tokens")
+    given = own_masks or {}
     common = {
         "checkpoint_sha256": checkpoint_sha256(checkpoint),
         "prompts_sha256": hashlib.sha256(repr([p.token_ids for p in prompts]).encode()).hexdigest(),
@@ -291,15 +291,19 @@ def capture_all(
     grade = make_grade(checkpoint)
     begun = time.monotonic()
     for number, (name, mode) in enumerate(modes.items(), 1):
-        masks = _masks_file(mode, calibration_ids, checkpoint, experiment.runtime.device, out)
+        masks = _masks_file(mode, calibration_ids, checkpoint, experiment.runtime.device, out, given.get(name))
         identity = {**common, "mode": mode.mode.to_quantization_config("file" if masks else None, mode.skip)}
+        identity |= {"own_masks_sha256": file_sha256(given[name])} if name in given else {}
         path = out / f"{name}.safetensors"
         if not _is_done(path, identity):
             with start(mode, experiment.runtime.engine_dtype, masks, checkpoint) as engine:
                 trainer = load_model(checkpoint, mode.trainer_weights, device="cpu")
                 weights = engine.compare(quantized_weights(trainer))
                 tensors = capture_mode(engine, prompts, settings, grade)
-                meta = {"identity": identity, "id": name, "weights": weights, "dtype": experiment.runtime.engine_dtype}
+                if mode.arm_mode and settings.layer_tokens:
+                    _save(hidden_path(out, name), _hidden(engine, tensors, settings), {"identity": identity})
+                meta: dict[str, Any] = {"identity": identity, "id": name, "weights": weights}
+                meta |= {"dtype": experiment.runtime.engine_dtype}
                 meta |= {"backend": engine.receipt.get("backend"), "counts": engine.receipt.get("counts")}
             _save(path, tensors, meta)
         if mode.arm_mode and settings.float32_engine:
@@ -308,7 +312,34 @@ def capture_all(
         log.info("captured %d/%d %s, %.0f s, about %.0f s left", number, len(modes), name, spent,
                  spent / number * (len(modes) - number))  # fmt: skip
     shutil.rmtree(out / "stored-bf16", ignore_errors=True)
-    write_json_atomic(out / "manifest.json", {**common, "modes": list(modes), "seconds": time.monotonic() - begun})
+    ending = {
+        "weight_version": {"checkpoint_sha256": common["checkpoint_sha256"], **(origin or {"step": 0})},
+        "routed_experts": {name: _routing_known(out, name) for name in modes},
+        "modes": list(modes),
+        "seconds": time.monotonic() - begun,
+    }
+    write_json_atomic(out / "manifest.json", {**common, **ending})
+
+
+def _hidden(engine: CaptureEngine, tensors: Mapping[str, Tensor], settings: Diagnostics) -> dict[str, Tensor]:
+    from quads.diagnostics.layerwise import capture_hidden
+
+    lengths, seeds = tensors["length"].tolist(), tensors["seed"].tolist()
+    sequences = [row[:n].tolist() for row, n in zip(tensors["ids"], lengths, strict=True)]
+    order = range(len(sequences))
+    return capture_hidden(engine, sequences, tensors["start"].tolist(), order, seeds, settings.layer_tokens)
+
+
+def hidden_path(out: Path, mode_id: str) -> Path:
+    """Where the block inputs and outputs of a mode lie."""
+    return out / f"{mode_id}.hidden.safetensors"
+
+
+def _routing_known(out: Path, mode_id: str) -> dict[str, int]:
+    """Sequences with their experts, and all sequences; 0 when the engine gave none."""
+    dump = load_dump(out, mode_id)
+    known = 0 if dump.routed is None else int((dump.routed >= 0).all(-1).all(-1).any(1).sum())
+    return {"sequences": len(dump.tokens.length), "with_routing": known}
 
 
 def _capture_float32(
@@ -332,42 +363,22 @@ def _capture_float32(
     _save(path, {"prefill": prefill}, {"identity": identity, "dtype": "float32"})
 
 
-def bf16_copy(checkpoint: Path, folder: Path) -> Path:
-    """The checkpoint with every float tensor rounded to bf16, made once in `folder`; itself when it is that already.
-
-    A float32 engine on it differs from a bf16 engine in arithmetic alone: it stores the same values.
-    """
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if (folder / "done").is_file():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    changed = False
-    for file in files:
-        tensors = load_file(file)
-        rounded = {k: t.to(torch.bfloat16) if t.is_floating_point() else t for k, t in tensors.items()}
-        changed |= any(tensors[k].dtype != t.dtype for k, t in rounded.items())
-        save_file(rounded, folder / file.name, metadata={"format": "pt"})
-    if not changed:
-        shutil.rmtree(folder)
-        return checkpoint
-    for file in checkpoint.iterdir():
-        if file.is_file() and file.suffix != ".safetensors":
-            shutil.copy(file, folder)
-    (folder / "done").touch()
-    return folder
-
-
 def masks_path(out: Path, mode: EngineMode) -> Path:
     """Where the static masks of a mode lie."""
     return out / f"masks-{mode.id}.safetensors"
 
 
-def _masks_file(mode: EngineMode, ids: Tensor, checkpoint: Path, device: str, out: Path) -> Path | None:
-    """Calibrate as in training (on a model with this mode's weights), once per mode; None without static masks."""
+def _masks_file(
+    mode: EngineMode, ids: Tensor, checkpoint: Path, device: str, out: Path, given: Path | None
+) -> Path | None:
+    """The given masks, or calibrated as in training (on a model with this mode's weights); None without static ones."""
     rac = mode.mode.rac
     if rac is None or not mode.mode.needs_masks:
         return None
     path = masks_path(out, mode)
+    if given is not None:
+        _save(path, {key: mask.bool() for key, mask in load_file(given).items()}, {"id": mode.id, "given": True})
+        return path
     masks = static_masks(checkpoint, rac, ids, precision=mode.trainer_weights, device=device)
     _save(path, masks, {"id": mode.id})
     return path

@@ -32,6 +32,7 @@ from quads.config import Collapse
 
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 PEAK_WINDOWS = 2  # the peak's median is over this many windows
+STOPPING = ("collapsed", "diverged")  # alarms that end a run under grpo.stop_on_collapse
 MIN_DIFFERENCES = 4  # fewer say nothing about the noise: then sigma is infinite and nothing counts as fallen
 
 
@@ -47,7 +48,7 @@ class Alarm:
 
 @dataclass
 class Detector:
-    """Feed steps in order with `update`; read `verdict`, `collapsed_at` and `alarms` at any time."""
+    """Feed steps in order with `update`; read `verdict`, `words` and `alarms` at any time."""
 
     settings: Collapse = field(default_factory=Collapse)
     alarms: list[Alarm] = field(default_factory=list)
@@ -129,16 +130,33 @@ class Detector:
             return "gap_growing"
         return self._state
 
-    def first(self, kind: str) -> int | None:
-        """Step of the first alarm of a kind, or None."""
-        return next((a.step for a in self.alarms if a.kind == kind), None)
+    def first(self, *kinds: str) -> int | None:
+        """Step of the first alarm of any of these kinds, or None."""
+        return next((a.step for a in self.alarms if a.kind in kinds), None)
+
+    def kind_at(self, step: int) -> str:
+        """Kind of the last alarm raised at a step. Raises ValueError when there is none."""
+        found = [a.kind for a in self.alarms if a.step == step]
+        if not found:
+            raise ValueError(f"no alarm at step {step}; alarms at {[a.step for a in self.alarms]}")
+        return found[-1]
+
+    @property
+    def words(self) -> str:
+        """The verdict with its steps, for a table: `collapsed at step 33`, `healthy`."""
+        started = [a.step for a in self.alarms if a.kind == self.verdict]
+        if self.verdict == "recovered":
+            return f"recovered at step {started[-1]} from a collapse at step {self.first('collapsed')}"
+        if self.verdict == "gap_growing":
+            return f"gap alarm since step {started[-1]}"
+        return f"{self.verdict} at step {started[0]}" if started else self.verdict
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a result file."""
         return {
             "verdict": self.verdict,
-            "collapsed_at": self.first("collapsed"),
-            "gap_alarm_at": self.first("gap_growing"),
+            "alarm_step": self.first(*STOPPING),
+            "gap_alarm_step": self.first("gap_growing"),
             "steps": len(self._rewards),
             "alarms": [vars(a) for a in self.alarms],
             "settings": self.settings.model_dump(mode="json"),

@@ -6,7 +6,7 @@ what to run. Nothing is cached on disk: on the toy a rung costs a second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,9 +46,19 @@ class Study:
 
 
 class Context:
-    """See the module docstring. Raises ConfigError when captures and checkpoint do not match."""
+    """See the module docstring; `modes`: engines beside those of the studies.
 
-    def __init__(self, experiment: Experiment, arms: Sequence[Arm], model: Path, captures: Path) -> None:
+    Raises ConfigError when captures and checkpoint do not match.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        arms: Sequence[Arm],
+        model: Path,
+        captures: Path,
+        modes: Mapping[str, EngineMode] | None = None,
+    ) -> None:
         self.experiment, self.arms, self.model, self.captures = experiment, list(arms), model, captures
         self.manifest = capture.load_manifest(captures)
         self.checkpoint_sha256 = capture.checkpoint_sha256(model)
@@ -57,7 +67,7 @@ class Context:
                 f"{captures} was captured from checkpoint {self.manifest['checkpoint_sha256'][:12]}, {model} is "
                 f"{self.checkpoint_sha256[:12]}; run `python -m quads.diagnose capture` on it, into another folder"
             )
-        self.modes = capture.engine_modes(self.arms, self.settings)
+        self.modes = capture.engine_modes(self.arms, self.settings) | dict(modes or {})
         self._dumps: dict[str, Dump] = {}
         self._scored: dict[Any, ladder.Scored] = {}
 
@@ -92,6 +102,14 @@ class Context:
             self._dumps[mode_id] = capture.load_dump(self.captures, mode_id)
         return self._dumps[mode_id]
 
+    def has_hidden(self, mode_id: str) -> bool:
+        """Whether the blocks of this mode's engine were captured."""
+        return capture.hidden_path(self.captures, mode_id).is_file()
+
+    def hidden(self, mode_id: str) -> dict[str, Tensor]:
+        """Block inputs and outputs of the engine (quads.diagnostics.layerwise)."""
+        return load_file(capture.hidden_path(self.captures, mode_id))
+
     def masks(self, mode: EngineMode) -> dict[str, Tensor] | None:
         """The static masks that the engine of this mode used, or None."""
         return load_file(capture.masks_path(self.captures, mode)) if mode.mode.needs_masks else None
@@ -117,13 +135,26 @@ class Context:
         t = arm.trainer
         return Precision(t.weight, t.activation, arm.weight_scale_group, skip=arm.keep_high_precision)
 
+    @property
+    def distinct_arms(self) -> list[Arm]:
+        """The first arm of every pair of trainer and engine: arms that differ in the loss alone agree at step 0."""
+        found: dict[Any, Arm] = {}
+        for arm in self.arms:
+            found.setdefault((self.trainer_precision(arm), capture.arm_engine(arm).id), arm)
+        return list(found.values())
+
     def seeds(self, mode_id: str) -> list[tuple[int, Tensor]]:
         """(seed, bool [B]: its sequences) of a dump."""
         seed_B = self.dump(mode_id).values["seed"]
         return [(seed, seed_B == seed) for seed in self.settings.seeds]
 
-    def calibration_like_tokens(self, mode_id: str, count: int = 64) -> Tensor:
-        """int64 [b, T]: first sequences of one (the commonest) length, for studies that need whole activations."""
+    def calibration_like_tokens(self, mode_id: str, count: int = 64, *, seed: int | None = None) -> Tensor:
+        """int64 [b, T]: first sequences of one (the commonest) length, for studies that need whole activations.
+
+        Of all seeds, or of one.
+        """
         tokens = self.dump(mode_id).tokens
+        if seed is not None:
+            tokens = tokens.take(self.dump(mode_id).values["seed"] == seed)
         length = int(torch.mode(tokens.length).values)
         return tokens.ids[tokens.length == length][:count, :length]

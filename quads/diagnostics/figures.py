@@ -88,6 +88,11 @@ def _log_bars(ax: Axes) -> None:
         ax.set_ylim(min(heights) / 2, max(heights) * (max(heights) / min(heights)) ** 0.35)  # room for the legend
 
 
+# For other modules that draw figures.
+figure_with_axes, line, seeds, unique = _figure, _line, _seeds, _unique
+legend, grouped_bars, log_bars = _legend, _grouped_bars, _log_bars
+
+
 def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
     """Left: total and its three terms per arm; right: the parts of delta_num."""
     figure, (left, right) = _figure(2, width=12, height=4.6)
@@ -110,7 +115,7 @@ def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
 
 def tokens(rows: Sequence[Row]) -> Figure:
     """Gap by response position and by entropy decile, one line per arm."""
-    figure, axes = _figure(2, width=12, height=4.2)
+    figure, axes = _figure(2, width=13, height=4.8)
     for ax, by, label in zip(
         axes, ("position", "entropy_decile"), ("response position", "entropy decile"), strict=True
     ):
@@ -125,18 +130,26 @@ def tokens(rows: Sequence[Row]) -> Figure:
 
 
 def layer_bars(rows: Sequence[Row]) -> Figure:
-    """QSNR per layer on the left; dead zone, captured energy and overlap on the right."""
-    figure, (left, right) = _figure(2, width=12, height=4.6)
-    groups = [(r["layer"].removeprefix("model.layers."), {"layer": r["layer"]}) for r in rows]
+    """QSNR per layer on the left; dead zone, captured energy and overlap of both granularities on the right."""
+    figure, (left, right) = _figure(2, width=13, height=4.8)
+    first, *_ = granularities = _unique(rows, "granularity")
+    names = _unique(rows, "layer")
+    groups = [(name.removeprefix("model.layers."), {"layer": name}) for name in names]
     formats = ("nvfp4", "nvfp4_rac", "fp8")
-    _grouped_bars(left, rows, groups, {f"activation_qsnr_db_{f}": f for f in formats})
-    left.set_ylabel("activation QSNR (dB)")
-    shares = {"dead_zone_share_of_nonzero": "dead zone", "rac_energy_share_static": "RAC energy, calibrated mask",
-              "rac_energy_share_oracle": "RAC energy, best mask", "mask_overlap_share": "mask overlap"}  # fmt: skip
-    _grouped_bars(right, rows, groups, shares)
-    right.set_ylabel("share")
-    for ax in (left, right):
-        ax.set_ylim(top=ax.get_ylim()[1] * 1.2)  # room for the legend
+    own = [r for r in rows if r["granularity"] == first]
+    _grouped_bars(left, own, groups, {f"activation_qsnr_db_{f}": f for f in formats})
+    left.set_ylabel(f"activation QSNR (dB), masks by {first}")
+    shares = {"dead_zone_share_of_nonzero": "dead zone"}
+    wide = [{k: r[k] for k in ("layer", "seed", *shares)} for r in own]
+    for granularity in granularities:
+        for column, label in (("rac_energy_share_static", "RAC energy"), ("mask_overlap_share", "mask overlap")):
+            shares[f"{column}_{granularity}"] = f"{label}, {granularity}"
+            wide += [{"layer": r["layer"], f"{column}_{granularity}": r[column]}
+                     for r in rows if r["granularity"] == granularity]  # fmt: skip
+    _grouped_bars(right, wide, groups, shares)
+    right.set_ylabel("share (calibrated masks)")
+    for ax, room in ((left, 1.2), (right, 1.35)):
+        ax.set_ylim(top=ax.get_ylim()[1] * room)  # room for the legend
         _legend(ax)
     return figure
 
@@ -158,6 +171,7 @@ def k_sweep(rows: Sequence[Row]) -> Figure:
             right.axhline(float(np.mean(floor)), color=COLOURS[index], linewidth=0.8, linestyle=":")
     floor = _seeds(rows, "mean_token_abs_d", k="floor")
     if floor:
+        left.set_ylim(bottom=min(floor) / 4)  # room for the legend below the floor
         left.axhline(float(np.mean(floor)), color="#555555", linewidth=0.8, linestyle=":", label="BF16 / BF16")
     left.set_ylabel(GAP_LABEL)
     right.set_ylabel("largest gap, QAT trainer, blocks (nats)\ndotted: BF16 / BF16")
@@ -176,8 +190,9 @@ def masks(rows: Sequence[Row]) -> Figure:
     columns = {
         "mean_token_abs_d": "gap, QAT trainer",
         "mean_token_abs_delta_act": "delta_act",
-        "mean_token_abs_num_decode": "decode - prefill",
-        "mean_token_abs_of_batch": "alone - in a batch",
+        "mean_token_abs_num_alone": "num: alone - emulation",
+        "mean_token_abs_num_batch": "num: in a batch - alone",
+        "mean_token_abs_num_decode": "num: decode - prefill",
     }
     _grouped_bars(ax, rows, groups, columns)
     _log_bars(ax)

@@ -147,7 +147,12 @@ def _gather_routing(parts: Sequence[tuple[Tensor, Tensor]], tokens: Tokens) -> T
 
 def router_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Top-k routers of transformers' MoE models, in model order: they return (logits, weights, experts)."""
-    return [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    return [m for m in model.modules() if is_router(m)]
+
+
+def is_router(module: torch.nn.Module) -> bool:
+    """Whether `module` is such a router."""
+    return type(module).__name__.endswith("TopKRouter")
 
 
 @contextmanager
@@ -163,7 +168,7 @@ def _routers(model: torch.nn.Module, replay_TNS: Tensor | None, *, needed: bool)
             logits, weights, experts = output
             if replay_TNS is not None:
                 experts = replay_TNS[:, layer].to(experts)
-                weights = _weights_of(module, logits, experts).to(weights)
+                weights = router_weights(module, logits, experts).to(weights)
             chosen.append(experts.to("cpu", torch.int16))
             return logits, weights, experts
 
@@ -177,7 +182,7 @@ def _routers(model: torch.nn.Module, replay_TNS: Tensor | None, *, needed: bool)
             handle.remove()
 
 
-def _weights_of(module: torch.nn.Module, logits: Tensor, experts: Tensor) -> Tensor:
+def router_weights(module: torch.nn.Module, logits: Tensor, experts: Tensor) -> Tensor:
     """Router weights of given experts: softmax over all experts, gathered, renormalised where the model does so."""
     weights = logits.float().softmax(-1).gather(-1, experts.long())
     # Mixtral has no such switch and always renormalises.

@@ -58,7 +58,9 @@ def observed(model: torch.nn.Module, observer: Callable[[str, Tensor], None]) ->
 
 
 @dataclass
-class _Sums:
+class Sums:
+    """Sums over the rows of one quantized input, from which `layer_row` makes the columns of the module docstring."""
+
     x2: float = 0.0
     count: int = 0
     peak: float = 0.0
@@ -73,19 +75,20 @@ def layer_table(
     model: torch.nn.Module, ids_BT: Tensor, spec: RacSpec, masks: dict[str, Tensor]
 ) -> list[dict[str, Any]]:
     """One row per quantized input, in model order. model: T1 after surgery; masks: static, bool [K] by engine key."""
-    sums: dict[str, _Sums] = {}
+    sums: dict[str, Sums] = {}
     device = next(model.parameters()).device
 
     def observe(key: str, x: Tensor) -> None:
-        _accumulate(sums.setdefault(key, _Sums()), x, spec, masks[key].to(x.device))
+        accumulate(sums.setdefault(key, Sums()), x, spec, masks[key].to(x.device))
 
     with observed(model, observe):
         model(input_ids=ids_BT.to(device), use_cache=False)
     weights = weight_qsnr(model)
-    return [_layer_row(key, s, spec, masks[key]) | {"weight_qsnr_db_nvfp4": weights[key]} for key, s in sums.items()]
+    return [layer_row(key, s, spec, masks[key]) | {"weight_qsnr_db_nvfp4": weights[key]} for key, s in sums.items()]
 
 
-def _accumulate(s: _Sums, x: Tensor, spec: RacSpec, mask: Tensor) -> None:
+def accumulate(s: Sums, x: Tensor, spec: RacSpec, mask: Tensor) -> None:
+    """Add the rows of x [rows, K]; mask: static, bool [K] on x's device."""
     wide = x.double()
     residual = activation_residual(x)
     s.x2 += wide.square().sum().item()
@@ -105,7 +108,8 @@ def _accumulate(s: _Sums, x: Tensor, spec: RacSpec, mask: Tensor) -> None:
         s.error2[name] = s.error2.get(name, 0.0) + error
 
 
-def _layer_row(key: str, s: _Sums, spec: RacSpec, mask: Tensor) -> dict[str, Any]:
+def layer_row(key: str, s: Sums, spec: RacSpec, mask: Tensor) -> dict[str, Any]:
+    """The activation columns of the module docstring for one input."""
     assert s.scores is not None
     scores = s.scores.cpu()
     oracle = select(scores, spec)

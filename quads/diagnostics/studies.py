@@ -1,7 +1,10 @@
 """The step-0 studies: each a function Context -> Study (rows, figure, tables, notes). No training, no engine.
 
     decomposition   delta_weight + delta_act + delta_num per arm, delta_num's parts, weight check, routing
-    tokens          gap by response position and by decile of the trainer's entropy, per arm
+    tokens          gap and its terms by response position and by decile of the trainer's entropy, per arm
+    definitions     every definition of the largest gap, and how many times that of the bf16 arm it is
+    quadrants       sign(advantage) x sign(d), ESS, chi2, truncation and clipping, per arm
+    fig7            per layer: symmetric, asymmetric and BF16 trainers against the rollout's own layer outputs
     layers          per layer: QSNR, dead zone, RAC energy, mask overlap
     k_sweep         share k of compensated blocks: gap against the QAT trainer and against BF16
     masks           granularity x staticness at one k, and how much a sequence's log-probs depend on its batch
@@ -25,80 +28,14 @@ from torch import Tensor
 
 from quads.diagnostics import capture, drift, figures, ladder, layers, metrics, scales
 from quads.diagnostics import outliers as outlier_channels
+from quads.diagnostics.by_token import definitions, quadrants, tokens
 from quads.diagnostics.context import Context, Row, Study, Table
-from quads.diagnostics.decompose import TERMS, Decomposition, Rungs, decompose, summary
+from quads.diagnostics.decompose import TERMS, summary
+from quads.diagnostics.layerwise import fig7
+from quads.diagnostics.measure import NO_KERNEL, arm_decomposition, gap_rows, gap_with_terms, precision_name, replayed
 from quads.layers.setup import Precision
 
 GAP = ("mean_token_abs_d", "p99_token_abs_d", "max_token_abs_d", "mean_seq_max_token_abs_d", "k3", "ess_seq")
-EMULATED = (
-    "kernel against emulation is not measured: the engine multiplies with the emulation in torch; native NVFP4 needs "
-    "a Blackwell GPU"
-)
-
-
-def gap_rows(context: Context, scored: ladder.Scored, mode_id: str, /, **keys: Any) -> list[Row]:
-    """gap_table of a trainer against what the engine recorded, one row per seed."""
-    dump = context.dump(mode_id)
-    mask = dump.tokens.mask
-    rows = []
-    for seed, own in context.seeds(mode_id):
-        table = metrics.gap_table(scored.logp[own], dump.logp[own], mask[own], context.gap_settings)
-        reward = dump.values["reward"][own]
-        table["rollout_reward"] = reward.double().mean().item()
-        table["mean_token_entropy"] = scored.entropy[own][mask[own]].double().mean().item()
-        table["truncated_share"] = 1 - dump.values["finished"][own].double().mean().item()
-        if bool(torch.isfinite(reward).all()):
-            advantage = metrics.group_advantage(reward, dump.groups[own])
-            table |= metrics.quadrants(advantage, scored.logp[own], dump.logp[own], mask[own])
-        rows.append({**keys, "seed": seed, **table})
-    return rows
-
-
-def arm_decomposition(context: Context, arm: Any, trainer: Precision | None = None) -> Decomposition:
-    """The decomposition of one arm on the tokens its engine sampled; `trainer` replaces the arm's own precision."""
-    mode = capture.arm_engine(arm)
-    dump = context.dump(mode.id)
-    own = trainer or context.trainer_precision(arm)
-    swapped = Precision(mode.mode.weight, own.activation, mode.mode.scale_group, own.rac, mode.skip)
-    stored = context.score(mode.trainer, mode.id, masks=mode, stored=True)
-    rungs = Rungs(
-        trainer=context.score(own, mode.id, masks=context.rac_mode).logp,
-        rollout_weights=context.score(swapped, mode.id, masks=context.rac_mode).logp,
-        rollout_all=context.score(mode.trainer, mode.id, masks=mode).logp,
-        engine=dump.logp,
-        stored=stored.logp,
-        engine_float32=dump.float32_prefill,
-        engine_prefill=dump.values["prefill"],
-        within=_within(context, mode, stored),
-    )
-    return decompose(rungs, dump.tokens.mask, {"of_kernel": EMULATED})
-
-
-def _within(context: Context, mode: capture.EngineMode, stored: ladder.Scored) -> dict[str, Any]:
-    dump = context.dump(mode.id)
-    mask = dump.tokens.mask
-    prefill, repeat, single = (dump.values[name] for name in ("prefill", "repeat", "single"))
-    within = {"of_repeat": (repeat, prefill, mask), "of_batch": (single, prefill, torch.isfinite(single) & mask)}
-    if dump.routed is not None:
-        replayed, known_B, _ = _replayed(context, mode)
-        full = torch.full_like(stored.logp, torch.nan)
-        full[known_B, : replayed.shape[1]] = replayed
-        within["of_routing"] = (full, stored.logp, known_B[:, None] & mask)
-    return within
-
-
-def _replayed(context: Context, mode: capture.EngineMode) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """R_s routed as the engine routed: log-probs of the sequences with known routing, which these are, agreement."""
-    dump = context.dump(mode.id)
-    assert dump.routed is not None
-    known = (dump.routed >= 0).all(-1).all(-1).sum(1) == dump.tokens.length
-    tokens, routed = dump.tokens.take(known), dump.routed[known]
-    model = context.model_at(mode.trainer, masks=mode, stored=True)
-    size = context.settings.tokens_per_forward
-    free = ladder.score(model, tokens, tokens_per_forward=size, routing=True)
-    assert free.routed is not None
-    replayed = ladder.score(model, tokens, tokens_per_forward=size, replay=routed)
-    return replayed.logp, known, ladder.routing_difference(free.routed, routed)
 
 
 def decomposition(context: Context) -> Study:
@@ -109,57 +46,38 @@ def decomposition(context: Context) -> Study:
         parts = arm_decomposition(context, arm)
         if arm.trainer.weight == mode.mode.weight and bool((parts.terms["delta_weight"] != 0).any()):
             raise ValueError(f"arm {arm.name} trains with its rollout's weights, but delta_weight is not 0")
-        keys = {"arm": arm.name, "trainer": _name(context.trainer_precision(arm)), "rollout": mode.id}
+        keys = {"arm": arm.name, "trainer": precision_name(context.trainer_precision(arm)), "rollout": mode.id}
         for seed, own in context.seeds(mode.id):
             rows += [{**keys, "seed": seed, **row} for row in summary(parts, own)]
         weights = context.dump(mode.id).meta["weights"]
         note = f"elements that differ, engine against trainer, of {weights['elements']} in {weights['tensors']} tensors"
         rows.append({**keys, "level": "weights", "term": "different", "value": weights["different"], "note": note})
         if context.dump(mode.id).routed is not None:
-            for name, value in _replayed(context, mode)[2].items():
+            for name, value in replayed(context, mode)[2].items():
                 rows.append({**keys, "level": "routing", "term": name, "value": value, "note": "engine prefill"})
     shown = ("mean_token_abs", "p99_token_abs", "max_token_abs")
     tables = [
         Table("Terms", ("arm", "level", "term"), shown),
         Table("Weights and routing", ("arm", "level", "term", "note"), ("value",)),
     ]
-    notes = [EMULATED, "routing is that of prefill, one sequence at a time; decode's own routing is not recorded"]
-    return Study(rows, figures.decomposition(rows, [a.name for a in context.arms]), tables, notes)
-
-
-def _name(p: Precision) -> str:
-    rac = f"+rac{100 * p.rac.k:g}" if p.rac else ""
-    return f"{p.weight}/{p.activation}{rac}"
-
-
-def tokens(context: Context) -> Study:
-    """Total gap of every arm by position and by the decile of the trainer's entropy; all seeds together."""
-    rows: list[Row] = []
-    for arm in context.arms:
-        mode = capture.arm_engine(arm)
-        dump = context.dump(mode.id)
-        trainer = context.score(context.trainer_precision(arm), mode.id)
-        mask = dump.tokens.mask
-        d = metrics.difference(trainer.logp, dump.logp, mask)
-        for row in [*metrics.by_position(d, mask), *metrics.by_entropy(d, trainer.entropy, mask)]:
-            rows.append({"arm": arm.name, **row})
-    tables = [Table("Gap by position and entropy", ("by", "bin", "arm"), ("bin_mean", "mean_token_abs_d"))]
-    return Study(rows, figures.tokens(rows), tables)
+    notes = [NO_KERNEL, "routing is that of prefill, one sequence at a time; decode's own routing is not recorded"]
+    return Study(rows, figures.decomposition(rows, [a.name for a in context.distinct_arms]), tables, notes)
 
 
 def layer_study(context: Context) -> Study:
     """Per layer on tokens of the RAC engine, with the static masks that engines of both granularities used."""
     model = context.model_at(context.rac_mode.trainer_weights)
-    tokens_ = context.calibration_like_tokens(context.rac_mode.id)
     rows: list[Row] = []
     for granularity in capture.GRANULARITIES:
         mode = context.modes[capture.rac_engine(context.settings.mask_k, context.arms, granularity=granularity).id]
         masks_, rac = context.masks(mode), mode.mode.rac
         assert masks_ is not None and rac is not None
-        rows += [{"granularity": granularity, **row} for row in layers.layer_table(model, tokens_, rac, masks_)]
-    columns = tuple(key for key in rows[0] if key not in ("granularity", "layer", "channels"))
-    blocks = [row for row in rows if row["granularity"] == capture.GRANULARITIES[0]]
-    return Study(rows, figures.layer_bars(blocks), [Table("Layers", ("granularity", "layer"), columns)])
+        for seed, _ in context.seeds(context.rac_mode.id):
+            tokens_ = context.calibration_like_tokens(context.rac_mode.id, seed=seed)
+            table = layers.layer_table(model, tokens_, rac, masks_)
+            rows += [{"granularity": granularity, "seed": seed, **row} for row in table]
+    columns = tuple(key for key in rows[0] if key not in ("granularity", "layer", "channels", "seed"))
+    return Study(rows, figures.layer_bars(rows), [Table("Layers", ("granularity", "layer"), columns)])
 
 
 def k_sweep(context: Context) -> Study:
@@ -170,12 +88,12 @@ def k_sweep(context: Context) -> Study:
             mode = context.modes[capture.rac_engine(k, context.arms, granularity=granularity).id]
             share = _selected_share(context, mode)
             for trainer in (mode.trainer_weights, Precision(skip=mode.skip)):
-                keys = {"granularity": granularity, "k": k, "trainer": _name(trainer), "rollout": mode.id}
-                rows += _gap_with_terms(context, mode, trainer, selected_channel_share=share, **keys)
+                keys = {"granularity": granularity, "k": k, "trainer": precision_name(trainer), "rollout": mode.id}
+                rows += gap_with_terms(context, mode, trainer, selected_channel_share=share, **keys)
     plain = next((m for m in context.modes.values() if m.mode.name == "bf16"), None)
     if plain is not None:
         keys = {"granularity": "none", "k": "floor", "trainer": "bf16/bf16", "rollout": plain.id}
-        rows += _gap_with_terms(context, plain, plain.trainer_weights, **keys)
+        rows += gap_with_terms(context, plain, plain.trainer_weights, **keys)
     values = ("selected_channel_share", *GAP, "mean_microbatch_max_token_abs_d", "rollout_reward",
               "mean_token_abs_delta_act", "mean_token_abs_delta_num")  # fmt: skip
     notes = ["ceil(k n) units of n are compensated: with few blocks the share really selected exceeds k (its column)"]
@@ -190,22 +108,8 @@ def _selected_share(context: Context, mode: capture.EngineMode) -> float:
     return sum(int(m.sum()) for m in masks_.values()) / sum(m.numel() for m in masks_.values())
 
 
-def _gap_with_terms(context: Context, mode: capture.EngineMode, precision: Precision, /, **keys: Any) -> list[Row]:
-    """gap_rows plus mean |delta_act| and |delta_num| (activations changed on the rollout's weights)."""
-    dump, mask = context.dump(mode.id), context.dump(mode.id).tokens.mask
-    own = context.score(precision, mode.id)
-    t1 = context.score(mode.trainer_weights, mode.id).logp.double()
-    t2 = context.score(mode.trainer, mode.id, masks=mode).logp.double()
-    rows = gap_rows(context, own, mode.id, **keys)
-    for row, (_, seqs) in zip(rows, context.seeds(mode.id), strict=True):
-        keep = mask & seqs[:, None]
-        row["mean_token_abs_delta_act"] = (t2 - t1)[keep].abs().mean().item()
-        row["mean_token_abs_delta_num"] = (dump.logp.double() - t2)[keep].abs().mean().item()
-    return rows
-
-
 def masks(context: Context) -> Study:
-    """Granularity x staticness at one k; the batch term is E_pre of a sequence alone minus E_pre among others."""
+    """Granularity x staticness at one k; batch dependence is a term of delta_num of its own."""
     rows: list[Row] = []
     cases = [("none", "none", context.modes[capture.rac_engine(0.0, context.arms).id])] if _has_plain(context) else []
     for granularity, mask in capture.MASKS:
@@ -213,21 +117,34 @@ def masks(context: Context) -> Study:
         cases.append((granularity, mask, context.modes[mode.id]))
     for granularity, mask_kind, mode in cases:
         trainer = mode.trainer_weights
-        new = _gap_with_terms(context, mode, trainer, granularity=granularity, mask=mask_kind, trainer=_name(trainer))
-        values = context.dump(mode.id).values
+        new = gap_with_terms(
+            context, mode, trainer, granularity=granularity, mask=mask_kind, trainer=precision_name(trainer)
+        )
+        t2 = context.score(mode.trainer, mode.id, masks=mode).logp
         for row, (_, own) in zip(new, context.seeds(mode.id), strict=True):
-            keep = torch.isfinite(values["single"]) & context.dump(mode.id).tokens.mask & own[:, None]
-            batch = (values["single"].double() - values["prefill"].double())[keep].abs()
-            decode = (values["logp"].double() - values["prefill"].double())[keep].abs()
-            row["mean_token_abs_of_batch"] = batch.mean().item()
-            row["max_token_abs_of_batch"] = batch.max().item()
-            row["mean_token_abs_num_decode"] = decode.mean().item()
+            row |= _batch_terms(context, mode, t2, own)
         rows += new
     shown = ("mean_token_abs_d", "max_token_abs_d", "k3", "rollout_reward", "mean_token_abs_delta_act",
-             "mean_token_abs_delta_num", "mean_token_abs_num_decode", "mean_token_abs_of_batch",
-             "max_token_abs_of_batch")  # fmt: skip
-    notes = ["of_batch includes the engine's own bf16 batch effects: compare with the rows `none` and `token`"]
+             "mean_token_abs_delta_num", "mean_token_abs_num_alone", "mean_token_abs_num_batch",
+             "max_token_abs_num_batch", "mean_token_abs_num_decode")  # fmt: skip
+    notes = [
+        "delta_num = num_alone (engine, one sequence at a time, minus T2) + num_batch (among others minus alone) "
+        "+ num_decode (recorded while generating minus prefill); signed sums, on the sequences scored alone as well",
+        "num_batch includes the engine's own bf16 batch effects: compare with the rows `none` and `token`",
+    ]
     return Study(rows, figures.masks(rows), [Table("Masks", ("granularity", "mask"), shown)], notes)
+
+
+def _batch_terms(context: Context, mode: capture.EngineMode, t2: Tensor, own_B: Tensor) -> Row:
+    """delta_num of the sequences that were also scored alone, in three steps: T2 -> alone -> in a batch -> decode."""
+    values = context.dump(mode.id).values
+    keep = torch.isfinite(values["single"]) & context.dump(mode.id).tokens.mask & own_B[:, None]
+    steps = [t2, *(values[name] for name in ("single", "prefill", "logp"))]
+    found: Row = {}
+    for name, after, before in zip(("num_alone", "num_batch", "num_decode"), steps[1:], steps[:-1], strict=True):
+        size = (after.double() - before.double())[keep].abs()
+        found[f"mean_token_abs_{name}"], found[f"max_token_abs_{name}"] = size.mean().item(), size.max().item()
+    return found
 
 
 def _has_plain(context: Context) -> bool:
@@ -271,7 +188,7 @@ def fp8(context: Context) -> Study:
             for seed, own in context.seeds(mode_id):
                 terms = {row["term"]: row for row in summary(parts, own) if row["level"] in ("total", "term")}
                 rows.append(
-                    {"rollout": mode_id, "trainer": _name(precision), "seed": seed}
+                    {"rollout": mode_id, "trainer": precision_name(precision), "seed": seed}
                     | {f"mean_token_abs_{t}": terms[t]["mean_token_abs"] for t in ("total", *TERMS)}
                     | {f"max_token_abs_{t}": terms[t]["max_token_abs"] for t in ("total", *TERMS)}
                 )
@@ -400,6 +317,9 @@ def _rungs_at(
 STUDIES: dict[str, Callable[[Context], Study]] = {
     "decomposition": decomposition,
     "tokens": tokens,
+    "definitions": definitions,
+    "quadrants": quadrants,
+    "fig7": fig7,
     "layers": layer_study,
     "k_sweep": k_sweep,
     "masks": masks,

@@ -10,8 +10,9 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from quads import provenance
 from quads.diagnostics.context import Context, Row, Study, Table
@@ -20,7 +21,21 @@ from quads.paper.figures import save
 
 
 def write_study(study: Study, context: Context, out: Path, name: str) -> None:
-    """All files of one study."""
+    """All files of one study of one checkpoint."""
+    manifest = context.manifest
+    source = {
+        "experiment": context.experiment.name,
+        "checkpoint_sha256": context.checkpoint_sha256,
+        "origin": manifest.get("weight_version", {}),
+        "captures": {k: manifest[k] for k in ("prompts_sha256", "calibration_sha256", "versions")},
+        "settings": context.settings.model_dump(mode="json"),
+        "arms": [arm.model_dump(mode="json") for arm in context.arms],
+    }
+    write_files(study, source, out, name)
+
+
+def write_files(study: Study, source: Mapping[str, Any], out: Path, name: str) -> None:
+    """All files of one study; source: what its numbers come from, for the JSON."""
     out.mkdir(parents=True, exist_ok=True)
     write_text_atomic(out / f"{name}.csv", to_csv(study.rows))
     write_text_atomic(out / f"{name}.md", to_markdown(study, name))
@@ -29,11 +44,7 @@ def write_study(study: Study, context: Context, out: Path, name: str) -> None:
         out / f"{name}.json",
         {
             "study": name,
-            "experiment": context.experiment.name,
-            "checkpoint_sha256": context.checkpoint_sha256,
-            "captures": {k: context.manifest[k] for k in ("prompts_sha256", "calibration_sha256", "versions")},
-            "settings": context.settings.model_dump(mode="json"),
-            "arms": [arm.model_dump(mode="json") for arm in context.arms],
+            **source,
             "rows": len(study.rows),
             "notes": study.notes,
             "commit": provenance.commit(),

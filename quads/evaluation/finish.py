@@ -19,7 +19,7 @@ from typing import Any
 from quads.config import Evaluation
 from quads.evaluation.generations import RecordsError, Store
 from quads.evaluation.grading import Grading
-from quads.evaluation.problems import HELD_OUT, Question
+from quads.evaluation.problems import Question
 from quads.evaluation.records import Record, write_records
 from quads.evaluation.sampling import Wanted, missing, wanted
 from quads.evaluation.summary import macro, summarise
@@ -111,7 +111,7 @@ def _engine(
 
 
 def _summary(records: Sequence[Record], questions: Sequence[Question], evaluation: Evaluation) -> dict[str, Any]:
-    """Held-out chains at the top level, the named benchmarks and their macro average below."""
+    """The held-out split, which is asked first, at the top level; the named benchmarks and their macro average below."""
     entries = {}
     for name in dict.fromkeys(q.benchmark for q in questions):
         asked = [q for q in questions if q.benchmark == name]
@@ -120,7 +120,7 @@ def _summary(records: Sequence[Record], questions: Sequence[Question], evaluatio
             entries[name] = summarise(name, own, len(asked), asked[0].samples, evaluation)
         except ValueError as error:
             raise RecordsError(f"{name}: {error}") from None
-    chains = entries.pop(HELD_OUT)
-    low, high = chains["problem_interval"]
-    top = {**chains, "ci_low": low, "ci_high": high, "confidence": evaluation.confidence}
+    own = entries.pop(questions[0].benchmark)
+    low, high = own["problem_interval"]
+    top = {**own, "ci_low": low, "ci_high": high, "confidence": evaluation.confidence}
     return {**top, "benchmarks": entries, "macro": macro(entries, evaluation)}

@@ -3,7 +3,8 @@
     questions(experiment, data, benchmarks, fetched) -> [Question]     no tokenizer, no torch: enough for grading
     prompts(questions, checkpoint, limit) -> {id: Prompt}, decode      with the checkpoint's own chat template
 
-`chain`, the held-out split that training logs its accuracy on, is always first; it is not part of the macro average.
+The held-out split that training logs its accuracy on is always first (`chain`, or `held_out` where training uses pinned
+sets); it is not part of the macro average.
 Contract: every refusal names the file or benchmark. Differs from a list of texts: a problem has an id that never
 depends on which other benchmarks are evaluated, so cached samples stay valid when one is added.
 """
@@ -23,7 +24,7 @@ from quads.evaluation.sampling import Prompt
 from quads.files import read_result
 from quads.rewards.prompts import CODE_SYSTEM, code_prompt, math_prompt
 
-HELD_OUT = chain.NAME
+HELD_OUT = "held_out"
 PINNED_SAMPLES = {"math": 32, "code": 8}
 
 
@@ -45,19 +46,24 @@ class Question:
         return f"{self.benchmark}/{self.index}"
 
 
+def held_out_name(experiment: Experiment) -> str:
+    """Benchmark name of the training task's own held-out split."""
+    return HELD_OUT if experiment.data.sets else chain.NAME
+
+
 def questions(experiment: Experiment, data: Path, benchmarks: Path, fetched: Path) -> list[Question]:
     """All problems: the held-out chains in `data`, then `evaluation.benchmarks` in their order.
 
     Raises ConfigError or ResultFileError.
     """
-    evaluation = experiment.evaluation
-    unknown = sorted(set(evaluation.samples) - {HELD_OUT, *evaluation.benchmarks.names})
+    evaluation, own = experiment.evaluation, held_out_name(experiment)
+    unknown = sorted(set(evaluation.samples) - {own, *evaluation.benchmarks.names})
     if unknown:
-        raise ConfigError(f"evaluation.samples names {unknown}, known: {[HELD_OUT, *evaluation.benchmarks.names]}")
+        raise ConfigError(f"evaluation.samples names {unknown}, known: {[own, *evaluation.benchmarks.names]}")
     default = evaluation.samples_per_problem
     out = [
-        Question(HELD_OUT, i, tuple(row["prompt"]), row["data_source"], row["reward_model"]["ground_truth"], count)
-        for count in (evaluation.samples.get(HELD_OUT, default),)
+        Question(own, i, tuple(row["prompt"]), row["data_source"], row["reward_model"]["ground_truth"], count)
+        for count in (evaluation.samples.get(own, default),)
         for i, row in enumerate(read(data / "eval.parquet"))
     ]
     for name in evaluation.benchmarks.names:

@@ -1,13 +1,19 @@
 """One MLflow run per arm and seed under one parent per experiment, imported from result files, idempotently.
 
     key      "<experiment>/<arm>/seed<seed>"          content = sha256 over the files that hold the numbers
-    FINISHED run of this key and content              -> nothing to do
+    FINISHED run of this key and content              -> it is the current one, also if it was superseded meanwhile
     unfinished run of this key and content            -> completed (a killed import)
     any other current run of this key                 -> quads.superseded = true once the new one is complete
 
-Contract: of one key at most one FINISHED run has quads.superseded = false. Metric times are computed from the run's
-start time, so that logging a metric twice stores it once. The SQLite store is created by `initialise` only and every
-access holds a file lock: MLflow's first migration fails in all but one of several processes that start it together.
+    registered model "quads-<experiment>-<arm>"       one version per imported run: its source is the run's artifact
+    folder `model`: quantization manifest, checkpoint.json (where the checkpoint lies), and its files when it is small
+    aliases: `seed<n>` the current version of a seed, `newest` the newest current version of any seed
+
+Contract: after an import one run of its key and one version of that key have quads.superseded = false: the one whose
+results are on disk, whatever was imported before (A, then B, then A again ends with A, and with two runs). Metric times
+are computed from the run's start time, so that logging a metric twice stores it once. The SQLite store is created by
+`initialise` only and every access holds a file lock: MLflow's first migration fails in all but one of several processes
+that start it together.
 Any failure of the store is a TrackingError: results exist as files, but a run that says it is tracked must be.
 Differs from logging during training in that a training job needs neither network nor database, and a retried job
 leaves one run, not several.
@@ -23,7 +29,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +68,23 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class ModelVersion:
+    """What is registered: one version of the model `name` per run; `source` is a folder of the run's artifacts."""
+
+    name: str
+    title: str
+    description: str
+    alias: str
+    source: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Payload:
-    """Everything that one run says; `steps` are (step, seconds since the start, metrics)."""
+    """Everything that one run says; `steps` are (step, seconds since the start, metrics).
+
+    artifacts: files by artifact folder; texts: contents by artifact path.
+    """
 
     key: str
     name: str
@@ -74,14 +95,19 @@ class Payload:
     artifacts: Mapping[str, Sequence[Path]]
     datasets: Sequence[Dataset]
     content: str
+    texts: Mapping[str, str] = field(default_factory=dict)
+    model: ModelVersion | None = None
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Where a payload is now: `action` is created, resumed or reused."""
+    """Where a payload is now: `action` is created, resumed, reused or revived; model and version if registered."""
 
     run_id: str
     action: str
+    experiment_id: str = ""
+    model: str | None = None
+    version: int | None = None
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, str]:
@@ -112,36 +138,107 @@ def log_run(tracking: Tracking, experiment: str, title: str, payload: Payload) -
     """Bring the store to the state in which `payload` is the current run of its key."""
     with _store(tracking, create=False) as (client, experiment_id):
         parent = _parent(client, experiment_id, experiment, title)
-        current = _current(client, experiment_id, payload.key)
-        same = [r for r in current if r.data.tags.get("quads.content") == payload.content]
+        known = _runs(client, experiment_id, payload.key)
+        current = [r for r in known if r.data.tags.get("quads.superseded") == "false"]
+        same = [r for r in known if r.data.tags.get("quads.content") == payload.content]
+        # a current one first: after A, B, A both imports of A may be there from before this rule
+        same.sort(key=lambda r: r not in current)
         finished = [r for r in same if r.info.status == "FINISHED"]
+        unfinished = [r for r in same if r in current]
         if finished:
-            run, action = finished[0], "reused"
+            run, action = finished[0], "reused" if finished[0] in current else "revived"
         else:
-            action = "resumed" if same else "created"
-            run = same[0] if same else _create(client, experiment_id, parent, payload)
+            action = "resumed" if unfinished else "created"
+            run = unfinished[0] if unfinished else _create(client, experiment_id, parent, payload)
             _fill(client, run, payload)
         for old in current:
             if old.info.run_id != run.info.run_id:
                 client.set_tag(old.info.run_id, "quads.superseded", "true")
                 if old.info.status != "FINISHED":
                     client.set_terminated(old.info.run_id, status="KILLED")
-    return Logged(run.info.run_id, action)
+        if action == "revived":
+            client.set_tag(run.info.run_id, "quads.superseded", "false")
+        run_id = str(run.info.run_id)
+        if payload.model is None:
+            return Logged(run_id, action, experiment_id)
+        version = _register(client, run_id, payload.key, payload.model)
+        return Logged(run_id, action, experiment_id, payload.model.name, version)
 
 
-def _current(client: MlflowClient, experiment_id: str, key: str) -> list[MlflowRun]:
-    """Runs of this key that nothing supersedes, newest first."""
+def lost_runs(tracking: Tracking, run_ids: Sequence[str]) -> dict[str, str]:
+    """Of these MLflow runs those that are not current in the store, with the reason."""
+    from mlflow.exceptions import MlflowException
+
+    out = {}
+    with _store(tracking, create=False) as (client, _):
+        for run_id in run_ids:
+            try:
+                run = client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                out[run_id] = "not in the store"
+                continue
+            if run.info.lifecycle_stage != "active":
+                out[run_id] = "deleted in the store"
+            elif run.data.tags.get("quads.superseded") != "false":
+                out[run_id] = "superseded by another import"
+    return out
+
+
+def _runs(client: MlflowClient, experiment_id: str, key: str) -> list[MlflowRun]:
+    """All runs of this key, newest first."""
     found: list[MlflowRun] = client.search_runs(
-        [experiment_id],
-        f"tags.`quads.key` = '{key}' and tags.`quads.superseded` = 'false'",
-        order_by=["attributes.start_time DESC"],
+        [experiment_id], f"tags.`quads.key` = '{key}'", order_by=["attributes.start_time DESC"], max_results=10_000
     )
     return found
 
 
+def _register(client: MlflowClient, run_id: str, key: str, model: ModelVersion) -> int:
+    """The version of `model` that belongs to the run: made if it is missing, and current among those of its key."""
+    _ensure_model(client, model)
+    versions = _versions(client, model.name)
+    mine = next((v for v in versions if v.run_id == run_id), None)
+    tags = {**model.tags, "quads.key": key, "quads.superseded": "false"}
+    if mine is None:
+        source = f"runs:/{run_id}/{model.source}"
+        mine = client.create_model_version(model.name, source, run_id, tags=tags, description=model.description)
+        versions.append(mine)
+    for version in versions:
+        superseded = "true" if version.version != mine.version else "false"
+        if version.tags.get("quads.key") == key and version.tags.get("quads.superseded") != superseded:
+            client.set_model_version_tag(model.name, str(version.version), "quads.superseded", superseded)
+    client.set_registered_model_alias(model.name, model.alias, str(mine.version))
+    current = [v for v in versions if v.tags.get("quads.key") != key and v.tags.get("quads.superseded") == "false"]
+    newest = max(int(v.version) for v in [*current, mine])
+    client.set_registered_model_alias(model.name, "newest", str(newest))
+    return int(mine.version)
+
+
+def _ensure_model(client: MlflowClient, model: ModelVersion) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(model.name, description=model.title)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _versions(client: MlflowClient, name: str) -> list[Any]:
+    """All versions of a registered model."""
+    found, token = [], None
+    while True:
+        page = client.search_model_versions(f"name='{name}'", page_token=token)
+        found += list(page)
+        token = page.token
+        if not token:
+            return found
+
+
 def _parent(client: MlflowClient, experiment_id: str, experiment: str, title: str) -> str:
     """Run id of the experiment's parent; one per experiment, whatever its runs go through."""
-    found = _current(client, experiment_id, experiment)
+    found = [r for r in _runs(client, experiment_id, experiment) if r.data.tags.get("quads.superseded") == "false"]
     if found:
         return str(found[-1].info.run_id)
     tags = {
@@ -198,8 +295,10 @@ def _fill(client: MlflowClient, run: MlflowRun, payload: Payload) -> None:
     ]
     client.log_inputs(run_id, datasets=inputs)
     for folder, files in payload.artifacts.items():
-        for path in files:
-            client.log_artifact(run_id, str(path), folder)
+        for file in files:
+            client.log_artifact(run_id, str(file), folder)
+    for path, text in payload.texts.items():
+        client.log_text(run_id, text, path)
     client.set_terminated(run_id, status="FINISHED", end_time=end)
 
 

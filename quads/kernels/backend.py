@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout engine multiplies with: the backend's availability and its linear and grouped products.
+"""What a rollout engine multiplies with: which backends can run, and the engine's layers with backend triton.
 
     backend     product                                    activations             needs
     reference   numerics.qdq.emulated_linear, fp32 torch   numerics.qdq            nothing; it is the definition
-    triton      kernels.gemm, q*s in bf16 units            kernels.activation      a GPU (or Triton's interpreter), bf16
+    triton      kernels.gemm, q*s in bf16 units            kernels.terms           a GPU (or Triton's interpreter), bf16
     native      kernels.native, FP4 units                  packed operands         compute capability 10
 
-    linear_product   x [T, K], weight bf16 [N, K] = q*s, rcp fp32 [N, 1]   ->  y [T, N] in x's dtype
-    grouped_product  the same with weight [E, N, K], rows sorted by expert, offsets int32 [E + 1]
+    torch.ops.quads.linear        x [T, K], weight bf16 [N, K] = q*s, rcp fp32 [N, 1]  ->  y [T, N] in x's dtype
+    torch.ops.quads.expert_rows   x [T, D], rows sorted by expert  ->  y [R, D]: both GEMMs of gated SiLU experts
 
-Contract: nothing falls back. `require` raises RuntimeError with the reason when a backend cannot run here; the caller
-records the backend it got. Every activation format works with triton: bf16 and FP8 values, NVFP4 q*s are exact in
-bf16; a RAC activation is two of them (form D). CUDA graphs: the products hold no host value and no synchronisation;
-a static RAC mask is applied in natural block order, so a mask that changes in place reaches a captured graph.
-Differs from the reference by the order of fp32 additions, hence by a bf16 step in rare elements.
+Contract: nothing falls back. `require` raises RuntimeError with the reason when a backend cannot run here. The products
+differ from the reference by the order of fp32 additions, hence by a bf16 step in rare elements; quantized activations
+do not differ. What quantizes them is `activation_kernel`: "triton", or "torch" for fp8 activations, batch masks and
+token masks by channel, or "none" for bf16 activations.
+
+CUDA graphs and compilers (`graph_safe`): with kernel "triton" or "none" the ops hold no host value and never wait for
+the GPU; weights, masks and offsets are read at their addresses when they run, so a captured graph sees what was written
+there since. They are opaque to torch.compile. With kernel "torch" the finite check of the definition waits.
+Differs from the reference in one more way: a row that is not finite raises nothing, it gives NaN in that row.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from quads.numerics.qdq import Format, quantize_activation
 from quads.numerics.rac import RacSpec
@@ -60,14 +66,55 @@ def require(name: str, dtype: torch.dtype, device: str) -> None:
         raise RuntimeError(f"backend {name!r} is not available here: {reason}; choose another of {', '.join(BACKENDS)}")
 
 
-def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | None):
-    """x [T, K] -> rac_gemm.Terms in bf16, natural order. Errors as `quantize_activation`."""
-    from quads.kernels import rac_gemm
+def without_kernel(rac: RacSpec | None) -> str | None:
+    """Why no kernel quantizes NVFP4 activations with this compensation, or None when one does."""
+    if rac is not None and rac.mask == "batch":
+        return "a batch mask needs the scores of all rows before the first output"
+    if rac is not None and rac.mask == "token" and rac.granularity != "block16":
+        return "token masks are selected by whole 16-blocks only"
+    return None
 
-    if fmt == "nvfp4" and rac is not None:
-        return rac_gemm.terms(x, rac, static_mask)
+
+def activation_kernel(backend: str, fmt: str, rac: RacSpec | None) -> tuple[str, str]:
+    """(what quantizes activations: "triton", "torch" or "none", the reason)."""
+    if fmt == "bf16":
+        return "none", "bf16 activations are multiplied as they are"
+    if backend == "reference":
+        return "torch", "backend reference is quads.numerics"
+    if fmt != "nvfp4":
+        return "torch", f"no kernel quantizes {fmt} activations"
+    reason = without_kernel(rac)
+    return ("torch", reason) if reason else ("triton", "quads.kernels.terms")
+
+
+def graph_safe(backend: str, fmt: str, rac: RacSpec | None) -> tuple[bool, str]:
+    """(whether the layers can be captured in a CUDA graph and compiled around, the reason)."""
+    if backend == "reference":
+        return False, "backend reference reads row counts and finite checks on the host"
+    kernel, reason = activation_kernel(backend, fmt, rac)
+    if kernel == "torch":
+        return False, f"activations are quantized by torch, whose finite check waits for the device ({reason})"
+    return True, "custom ops without host values; weights and masks are read at fixed addresses"
+
+
+def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | None):
+    """x [T, K] -> rac_gemm.Terms in bf16, natural order, by `activation_kernel`. Errors as there."""
+    from quads.kernels import rac_gemm, terms
+
+    x = x.contiguous()
+    if fmt == "bf16":
+        ones = torch.ones(x.shape[0], 1, dtype=torch.float32, device=x.device)
+        return rac_gemm.Terms(_aligned(x.to(torch.bfloat16)), None, ones)
+    if fmt == "nvfp4":
+        quantize = rac_gemm.terms if without_kernel(rac) else terms.terms
+        return quantize(x, rac, static_mask)
     a = quantize_activation(x, fmt, rac, static_mask)
     return rac_gemm.Terms(a.qs.to(torch.bfloat16).contiguous(), None, a.rcp.contiguous())
+
+
+def _aligned(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def linear_product(t, weight: Tensor, rcp: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -81,10 +128,111 @@ def linear_product(t, weight: Tensor, rcp: Tensor, dtype: torch.dtype, bias: Ten
 
 
 def grouped_product(t, weight: Tensor, rcp: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
-    """y [R, N] with backend triton; rows sorted by expert, offsets int32 [E + 1] on the device."""
+    """y [R, N] with backend triton; rows sorted by expert, offsets int32 [E + 1] on the device.
+
+    Rows from offsets[E] on belong to no expert here: they cost nothing and what y holds there is undefined.
+    """
     from quads.kernels import gemm, rac_gemm
 
     w = gemm.CachedWeight(weight, rcp.reshape(weight.shape[:-1]))
     if t.second is None:
         return gemm.grouped(t.first, t.rcp, w, offsets, dtype)
     return rac_gemm.form_d_grouped(t, w, offsets, dtype)
+
+
+def rac_code(rac: RacSpec | None) -> str:
+    """A RacSpec as one string, the form in which an op's schema can hold it; "" for none."""
+    return "" if rac is None else f"{rac.k!r} {rac.granularity} {rac.mask} {rac.score}"
+
+
+@functools.lru_cache(maxsize=64)
+def _rac(code: str) -> RacSpec | None:
+    if not code:
+        return None
+    k, granularity, mask, score = code.split()
+    return RacSpec(float(k), granularity, mask, score)
+
+
+def _linear(
+    x: Tensor, weight: Tensor, rcp: Tensor, mask: Tensor | None, bias: Tensor | None, activation: str, rac: str
+) -> Tensor:
+    return linear_product(operands(x, activation, _rac(rac), mask), weight, rcp, x.dtype, bias)
+
+
+def _linear_shape(x, weight, rcp, mask, bias, activation, rac):
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _expert_rows(
+    x: Tensor, token: Tensor | None, offsets: Tensor, w13: Tensor, rcp13: Tensor, w2: Tensor, rcp2: Tensor,
+    mask13: Tensor | None, mask2: Tensor | None, activation: str, rac: str,
+) -> Tensor:  # fmt: skip
+    spec = _rac(rac)
+    t = operands(x, activation, spec, mask13)
+    if token is not None:
+        t = type(t)(*(None if part is None else part[token] for part in t))
+    gate, up = grouped_product(t, w13, rcp13, offsets, x.dtype).chunk(2, dim=-1)
+    return grouped_product(operands(silu(gate) * up, activation, spec, mask2), w2, rcp2, offsets, x.dtype)
+
+
+def _expert_rows_shape(x, token, offsets, w13, rcp13, w2, rcp2, mask13, mask2, activation, rac):
+    return x.new_empty((x if token is None else token).shape[0], w2.shape[1])
+
+
+_LIBRARY = torch.library.Library("quads", "FRAGMENT")
+_SCHEMAS = {
+    "linear": (
+        "(Tensor x, Tensor weight, Tensor rcp, Tensor? mask, Tensor? bias, str activation, str rac) -> Tensor",
+        _linear,
+        _linear_shape,
+    ),
+    "expert_rows": (
+        "(Tensor x, Tensor? token, Tensor offsets, Tensor w13, Tensor rcp13, Tensor w2, Tensor rcp2, Tensor? mask13, "
+        "Tensor? mask2, str activation, str rac) -> Tensor",
+        _expert_rows,
+        _expert_rows_shape,
+    ),
+}
+for _name, (_schema, _function, _shape) in _SCHEMAS.items():
+    _LIBRARY.define(_name + _schema)
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"quads::{_name}", _shape, lib=_LIBRARY)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    rcp: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str = "nvfp4",
+    rac: str = "",
+) -> Tensor:
+    """y [..., N] of x [..., K] with weight bf16 [N, K] = q*s and rcp fp32 [N, 1]; any leading shape, empty included.
+
+    mask: bool [K] when rac (`rac_code`) is static; bias [N]. Errors as `operands`.
+    """
+    y = torch.ops.quads.linear(x.reshape(-1, x.shape[-1]), weight, rcp, mask, bias, activation, rac)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def expert_rows(
+    x: Tensor,
+    token: Tensor | None,
+    offsets: Tensor,
+    w13: Tensor,
+    rcp13: Tensor,
+    w2: Tensor,
+    rcp2: Tensor,
+    mask13: Tensor | None = None,
+    mask2: Tensor | None = None,
+    activation: str = "nvfp4",
+    rac: str = "",
+) -> Tensor:
+    """y [R, D] of gated SiLU experts, R rows sorted by expert: row r works on x[token[r]], or on x[r] without token.
+
+    w13 bf16 [E, 2F, D], w2 bf16 [E, D, F] = q*s; rcp13 fp32 [E, 2F, 1], rcp2 fp32 [E, D, 1]; offsets int32 [E + 1] on
+    the device. Rows from offsets[E] on have no expert and undefined results; there must be none when activations are
+    quantized by torch (`activation_kernel`), which looks at all rows.
+    """
+    return torch.ops.quads.expert_rows(x, token, offsets, w13, rcp13, w2, rcp2, mask13, mask2, activation, rac)

@@ -20,5 +20,5 @@ class QuadsLinear(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         x_TK = self.quads.activation(x.reshape(-1, x.shape[-1]))
-        w_NK = self.quads.weight(self.weight, self.quads.shared_amax(), "weight")
+        w_NK = self.quads.weight(self, "weight", lambda w: self.quads.fake(w, self.quads.kept_amax(), "weight"))
         return linear(x_TK, w_NK, self.bias).view(*x.shape[:-1], -1)

@@ -7,6 +7,8 @@
     ...mlp.{gate,up}_proj                      ...mlp.gate_up_proj                   ...mlp.gate_up_proj
     ...mlp.experts.{gate_up_proj,down_proj}    ...mlp.experts.{w13_weight,w2_weight} ...mlp.experts.{w13,w2}
 
+Mixtral's ...mlp is ...block_sparse_moe in vLLM; keys and reports use the trainer's name (trainer_module).
+
 Contract: a skip entry is a dotted sequence of name components ("mlp.gate" matches `model.layers.0.mlp.gate` and not
 `model.layers.0.mlp.gate_proj`). Differs from substring matching, which would silently leave `mlp.gate_up_proj` alone.
 """
@@ -27,6 +29,8 @@ ROUTERS = ("gate", "shared_expert_gate")
 RAC_MASK_PREFIX = "quads.rac_mask."
 # What a causal language model keeps in high precision besides its routers.
 DEFAULT_SKIP = ("lm_head", "embed_tokens", "norm")
+# Engine modules under another name than in the trainer: vLLM kept Mixtral's, transformers renamed it.
+_ENGINE_ALIASES = {"block_sparse_moe": "mlp"}
 _FUSED_BY_MEMBER = {member: fused for fused, members in FUSED.items() for member in members}
 
 
@@ -40,6 +44,11 @@ def skip_reason(name: str, skip: Iterable[str]) -> str | None:
         if any(parts[i : i + len(want)] == want for i in range(len(parts) - len(want) + 1)):
             return f"listed in skip as {entry!r}"
     return None
+
+
+def trainer_module(engine_module: str) -> str:
+    """Name of an engine module with the trainer's name for every part that the two call differently."""
+    return ".".join(_ENGINE_ALIASES.get(part, part) for part in engine_module.split("."))
 
 
 def engine_name(trainer_name: str) -> str:

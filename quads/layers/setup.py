@@ -4,7 +4,8 @@
     forward   y = A(x) W(w)^T      W(w) = dequantize(quantize(round_bf16(w))), A(x) likewise per token
     backward  dL/dw = dL/dW,  dL/dx = dL/dA      (identity through both quantizers)
 
-Master weights keep their dtype; W(w) is cast once to that dtype. Precision "bf16" for weights means the rounding alone,
+Master weights keep their dtype; W(w) is cast once to that dtype. How it is computed is `Execution`'s, and whether it is
+computed again is the cache's. Precision "bf16" for weights means the rounding alone,
 because bf16 is what the engine receives and stores.
 Source: asymmetric QAT (weights nvfp4, activations bf16); symmetric QAT is activations nvfp4.
 Differs from `w + (q - w).detach()`: that sum rounds once more, and trainer and engine would no longer hold equal
@@ -18,9 +19,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from quads.layers.cache import Source, WeightCache
+from quads.layers.execution import Execution
 from quads.layers.names import DEFAULT_SKIP, engine_name
 from quads.layers.weights import SCALE_GROUPS, group_amax
-from quads.numerics.qdq import fake_quantize_activation, quantize_weight
+from quads.numerics.qdq import quantize_weight
 from quads.numerics.rac import RacSpec
 
 FORMATS = ("bf16", "fp8", "nvfp4")
@@ -63,11 +66,15 @@ class LayerSetup:
 
     group: modules (this one included) that share the weight scale; () for none.
     masks: static RAC masks, bool [K] by engine key. observer: sees every input while calibrating.
+    ancestors: modules that contain this one (FSDP2 may shard at any of them). cache: None when every forward computes.
     """
 
     name: str
     precision: Precision
     group: tuple[torch.nn.Module, ...] = ()
+    execution: Execution = field(default_factory=Execution)
+    ancestors: tuple[torch.nn.Module, ...] = ()
+    cache: WeightCache | None = None
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
     observer: Observer | None = None
 
@@ -92,16 +99,41 @@ class LayerSetup:
                 raise ValueError(f"{key}: RAC is static but no mask is set; call set_static_masks(model, masks) first")
             mask = mask.to(x.device)
         try:
-            return fake_quantize_activation(x, self.precision.activation, rac, mask)
+            return self.execution.fake_activation(x, self.precision.activation, rac, mask)
         except ValueError as error:
             raise ValueError(f"input of {key}: {error}") from error
 
-    def weight(self, w: torch.Tensor, amax: torch.Tensor | None, param: str) -> torch.Tensor:
-        """W(w), same shape and dtype as w [..., N, K]; amax as in `quantize_weight`. Errors name the parameter."""
-        return _straight_through(w, lambda value: self.dequantized(value, amax, param).to(value.dtype))
+    def weight(
+        self, module: torch.nn.Module, param: str, quantize: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """W(w) of parameter `param` [..., N, K] of the layer `module`, shape and dtype of w; gradient straight through.
+
+        quantize: computes it from w; runs once per optimizer step when the layer has a cache.
+        """
+        sources = [Source(member, param) for member in self.group] or [Source(module, param)]
+        return _straight_through(
+            getattr(module, param), lambda w: self._kept(f"{self.name}.{param}", sources, lambda: quantize(w))
+        )
+
+    def _kept(self, key: str, sources: list[Source], compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if self.cache is None:
+            return compute()
+        variant = (self.precision.weight, self.precision.scale_group)
+        # A view of its own: autograd marks what a Function returns, which must not be the kept tensor.
+        return self.cache.get(key, variant, sources, compute).detach()
+
+    def fake(self, w: torch.Tensor, amax: torch.Tensor | None, param: str) -> torch.Tensor:
+        """W(w) of w [..., N, K] by the layer's backend, no gradient; amax as in `quantize_weight`.
+
+        Errors name the parameter.
+        """
+        try:
+            return self.execution.fake_weight(w, self.precision.weight, amax)
+        except ValueError as error:
+            raise ValueError(f"{self.name}.{param}: {error}") from error
 
     def dequantized(self, w: torch.Tensor, amax: torch.Tensor | None, param: str) -> torch.Tensor:
-        """fp32 dequantized weight of w [..., N, K], no gradient."""
+        """fp32 dequantized weight of w [..., N, K] by the definition, no gradient, never kept."""
         try:
             return quantize_weight(w, self.precision.weight, amax).dequantize()
         except ValueError as error:
@@ -120,7 +152,14 @@ class LayerSetup:
                 f"{self.name}: a projection that shares its scale is still sharded; apply fully_shard to whole decoder "
                 f"layers, or use scale_group='shard'"
             )
-        return group_amax(weights)
+        return group_amax(weights, self.execution.amax)
+
+    def kept_amax(self) -> torch.Tensor | None:
+        """`shared_amax()` in a forward: once per group and optimizer step when the layer has a cache."""
+        if not self.group or self.precision.weight != "nvfp4" or self.precision.scale_group != "fused":
+            return None
+        sources = [Source(member, "weight") for member in self.group]
+        return self._kept(f"{self.key()} amax", sources, self.shared_amax)
 
 
 class _StraightThrough(torch.autograd.Function):

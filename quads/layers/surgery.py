@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from quads.layers.cache import WeightCache
+from quads.layers.execution import Execution
 from quads.layers.experts import ExpertsForward, experts_class, layout_problem
 from quads.layers.linear import QuadsLinear
 from quads.layers.names import group_members, skip_reason
@@ -47,6 +49,7 @@ class SurgeryReport:
 
     precision: Precision
     rows: list[SurgeryRow]
+    execution: Execution = field(default_factory=Execution)
 
     @property
     def quantized(self) -> int:
@@ -57,6 +60,7 @@ class SurgeryReport:
         """Plain values for JSON."""
         return {
             "precision": asdict(self.precision),
+            "execution": asdict(self.execution),
             "counts": {"quantized": self.quantized, "skipped": len(self.rows) - self.quantized},
             "rows": [asdict(row) for row in self.rows],
         }
@@ -66,21 +70,29 @@ class SurgeryReport:
         return json.dumps(self.to_dict(), indent=1)
 
 
-def apply_surgery(model: torch.nn.Module, precision: Precision) -> SurgeryReport:
-    """Swap classes in place; returns the report. Raises ValueError / TypeError before anything is changed."""
+def apply_surgery(model: torch.nn.Module, precision: Precision, execution: Execution | None = None) -> SurgeryReport:
+    """Swap classes in place; returns the report.
+
+    Raises ValueError / TypeError, and RuntimeError for an execution that cannot run here, before anything is changed.
+    """
+    execution = execution or Execution()
+    execution.check(precision.weight, precision.activation, precision.rac)
     modules = dict(model.named_modules())
     rows = [row for name, module in modules.items() if (row := _plan(name, module, precision)) is not None]
+    cache = None if execution.cache == "off" else WeightCache(verify=execution.cache == "verify")
     for row in rows:
         if row.status != "quantized":
             continue
         module = modules[row.module]
-        if isinstance(module, torch.nn.Linear):
-            module.quads = LayerSetup(row.module, precision, _siblings(row.module, modules, precision))
-            module.__class__ = QuadsLinear
-        else:
-            module.quads = LayerSetup(row.module, precision)
-            module.__class__ = experts_class(type(module))
-    report = SurgeryReport(precision, rows)
+        is_linear = isinstance(module, torch.nn.Linear)
+        group = _siblings(row.module, modules, precision) if is_linear else ()
+        module.quads = LayerSetup(row.module, precision, group, execution, _ancestors(row.module, modules), cache)
+        module.__class__ = QuadsLinear if is_linear else experts_class(type(module))
+        if cache is not None:
+            module.register_load_state_dict_post_hook(cache.invalidate)
+    if cache is not None:
+        model.register_forward_pre_hook(cache.see_shards)
+    report = SurgeryReport(precision, rows, execution)
     if not report.quantized:
         raise ValueError(
             f"surgery found nothing to quantize in {type(model).__name__}: {len(rows)} module(s), all skipped by "
@@ -141,6 +153,23 @@ def _siblings(name: str, modules: dict[str, torch.nn.Module], precision: Precisi
     names = [f"{head}.{member}" if head else member for member in group_members(name)]
     kept = [n for n in names if n in modules and skip_reason(n, precision.skip) is None]
     return tuple(modules[n] for n in kept) if len(kept) > 1 else ()
+
+
+def _ancestors(name: str, modules: dict[str, torch.nn.Module]) -> tuple[torch.nn.Module, ...]:
+    parts = name.split(".") if name else []
+    return tuple(modules[".".join(parts[:i])] for i in range(len(parts) + 1))
+
+
+def weight_cache(model: torch.nn.Module) -> WeightCache | None:
+    """The cache of a model after surgery, None when it has none."""
+    return next((module.quads.cache for _, module in quads_layers(model)), None)
+
+
+def invalidate_weight_cache(model: torch.nn.Module) -> None:
+    """Forget the kept weights: after an edit that no version counter shows, or to give their memory back."""
+    cache = weight_cache(model)
+    if cache is not None:
+        cache.invalidate()
 
 
 def quads_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

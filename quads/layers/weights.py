@@ -12,7 +12,7 @@ Differs from calling the numerics directly only in the grouping; the values are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,9 +21,11 @@ from quads.numerics.qdq import WeightQ, quantize_weight, weight_amax
 SCALE_GROUPS = ("fused", "shard")
 
 
-def group_amax(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def group_amax(
+    parts: Sequence[torch.Tensor], amax: Callable[[torch.Tensor], torch.Tensor] = weight_amax
+) -> torch.Tensor:
     """fp32 [..., 1, 1]: amax over several matrices [..., n_i, K] after their rounding to bf16."""
-    return torch.stack([weight_amax(w.to(torch.bfloat16)) for w in parts]).amax(0)
+    return torch.stack([amax(w) for w in parts]).amax(0)
 
 
 def quantize_rows(w: torch.Tensor, fmt: str, widths: Sequence[int], scale_group: str, name: str) -> WeightQ:

@@ -9,9 +9,9 @@ Grades: A abstract, S public summaries of the full text, Q a machine summary of 
 The paper gives no intervals. Its benchmark scores are averages over 16 samples of 30 problems, where two arms that
 differ by less than about `VISIBLE` points cannot be told apart (decoding noise, 80 % power): such rows count as level.
 
-Contract: a claim is a pair of arms and a direction. The status beside it is computed from an interval measured here;
-it speaks of direction at this experiment's scale, never of the paper's absolute numbers, which belong to a 25B model.
-Differs from "reproduced yes/no": an interval that holds zero is "not separated here", whatever its middle says.
+Contract: a claim is a pair of arms and a direction (or "level"). The verdict beside it comes from the interval measured
+here by the rule in quads.paper.status, and from nothing else.
+Differs from comparing absolute numbers, which belong to a 25B model: only differences and directions are judged.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from typing import Literal
 
 import numpy as np
 
-from quads.config import Evaluation
+from quads.config import Evaluation, Experiment
 from quads.evaluation.stats import Interval, nested_bootstrap, paired_difference
+from quads.paper import status
 from quads.paper.sources import Source
+from quads.paper.status import Verdict
 from quads.paper.tables import group, mean_per_problem, resampling, tail
 
-Measure = Literal["pass@1", "gap"]
+Measure = Literal["pass@1", "gap", "recovered"]
 Relation = Literal["greater", "level"]
+UNITS: dict[Measure, str] = {"pass@1": "points", "gap": "nats", "recovered": "share"}
+MOST = 0.5  # "most of the loss": a share above this
 
 VISIBLE = 2.0  # percentage points
+BENCHMARKS = ("LiveCodeBench", "HMMT25", "AIME24", "AIME25")
 
 # Table 2: LiveCodeBench, HMMT25, AIME24, AIME25, average (grade Q)
 TABLE_2: dict[str, tuple[float, float, float, float, float]] = {
@@ -44,6 +49,8 @@ FIGURE_8 = {"W4A16 QAT only": 71.1}
 TABLE_3 = {12.5: 0.923, 25.0: 0.901, 50.0: 0.854, 75.0: 0.812, 100.0: 0.759}
 GAP_NAIVE, GAP_BF16 = 1.3, 0.74  # grade S, read from a figure
 COLLAPSE_STEP = 150  # grade A
+# Rollout throughput: QUADS over FP8 (A), plain W4A4 over QUADS (S: RAC costs 5 to 9 %), plain W4A4 over FP8 (X)
+THROUGHPUT = {"quads_over_fp8": (1.16, "A"), "w4a4_over_quads": (1.07, "S"), "w4a4_over_fp8": (1.24, "X")}
 
 
 def paper_average(row: str) -> tuple[float, str] | None:
@@ -57,7 +64,8 @@ def paper_average(row: str) -> tuple[float, str] | None:
 class Claim:
     """`greater` has the larger `measure` than `smaller` (arm names), or, for `relation` "level", about the same.
 
-    `paper` is the paper's difference, greater minus smaller, or None.
+    `paper` is the paper's difference, greater minus smaller, or None. Measure "recovered": the share of the loss of
+    `smaller` against bf16 that `greater` recovers; the claim is a share above MOST.
     """
 
     measure: Measure
@@ -72,7 +80,8 @@ class Claim:
 CLAIMS = (
     Claim("pass@1", "greater", "bf16", "nvfp4_naive", 21.78, "Q", "naive NVFP4 RL collapses"),
     Claim("pass@1", "greater", "quads", "nvfp4_naive", 21.49, "Q", "QUADS does not collapse"),
-    Claim("pass@1", "greater", "qat_only", "nvfp4_naive", 19.7, "Q", "QAT alone recovers most of the loss"),
+    Claim("pass@1", "greater", "qat_only", "nvfp4_naive", 19.7, "Q", "QAT alone is better than naive"),
+    Claim("recovered", "greater", "qat_only", "nvfp4_naive", 0.904, "X", "QAT alone recovers most of the loss"),
     Claim("pass@1", "greater", "quads", "qat_only", 1.8, "Q", "RAC recovers the rest"),
     Claim("pass@1", "level", "bf16", "quads", 0.29, "Q", "QUADS is level with BF16"),
     Claim("pass@1", "level", "bf16", "fp8", 0.27, "Q", "FP8 is level with BF16"),
@@ -83,10 +92,70 @@ CLAIMS = (
 )
 
 
-def compare_claims(sources: Sequence[Source], evaluation: Evaluation) -> list[dict[str, object]]:
-    """One record per claim: the paper's difference, ours with its interval, and a status computed from it."""
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what was measured here; `here` is None where nothing was."""
+
+    claim: Claim
+    here: Interval | None
+    verdict: Verdict
+    runs: tuple[Source, ...]
+
+
+def judge_claims(sources: Sequence[Source], experiment: Experiment) -> list[Judged]:
+    """Every claim, in order, judged by quads.paper.status; the margin of "level" is the experiment's."""
     arms = group(sources)
-    return [_compare(claim, arms.get(claim.greater), arms.get(claim.smaller), evaluation) for claim in CLAIMS]
+    return [_judge(claim, arms, experiment) for claim in CLAIMS]
+
+
+def _judge(claim: Claim, arms: dict[str, list[Source]], experiment: Experiment) -> Judged:
+    names = [claim.greater, claim.smaller, *(["bf16"] if claim.measure == "recovered" else [])]
+    absent = [name for name in names if name not in arms]
+    runs = tuple(r for name in dict.fromkeys(names) for r in arms.get(name, ()))
+    if absent:
+        return Judged(claim, None, missing_arms(absent, experiment), runs)
+    greater, smaller = arms[claim.greater], arms[claim.smaller]
+    evaluation = experiment.evaluation
+    if claim.measure == "recovered":
+        here = recovered(greater, smaller, arms["bf16"], evaluation)
+    else:
+        here = (paired_points if claim.measure == "pass@1" else gap_difference)(greater, smaller, evaluation)
+    if here is None:
+        return Judged(claim, None, status.not_run("no finite value in these runs"), runs)
+    if claim.relation == "level":
+        return Judged(claim, here, status.level(here, evaluation.noninferiority_margin), runs)
+    at_least = MOST if claim.measure == "recovered" else None
+    return Judged(claim, here, status.greater(here, at_least=at_least), runs)
+
+
+def missing_arms(absent: Sequence[str], experiment: Experiment) -> Verdict:
+    """What to run to have these arms."""
+    if all(name in experiment.more_arms for name in absent):
+        return status.not_run(f"snakemake {experiment.name}_all adds {', '.join(absent)}")
+    return status.not_run(f"no arm {', '.join(absent)} in this experiment")
+
+
+def claim_records(judged: Sequence[Judged]) -> list[dict[str, object]]:
+    """One flat record per claim: the paper's difference, ours with its interval, the verdict."""
+    return [
+        {
+            "claim": j.claim.text,
+            "measure": j.claim.measure,
+            "relation": j.claim.relation,
+            "unit": UNITS[j.claim.measure],
+            "greater": j.claim.greater,
+            "smaller": j.claim.smaller,
+            "paper_difference": j.claim.paper,
+            "paper_grade": j.claim.grade,
+            "here_difference": j.here.estimate if j.here else None,
+            "here_low": j.here.low if j.here else None,
+            "here_high": j.here.high if j.here else None,
+            "status": j.verdict.word,
+            "why": j.verdict.why,
+            "run_ids": " ".join(r.run_id for r in j.runs),
+        }
+        for j in judged
+    ]
 
 
 def compare_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[dict[str, object]]:
@@ -99,83 +168,42 @@ def compare_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[dict
         paper = paper_average(arm.paper_row) if arm.paper_row else None
         scores = mean_per_problem(runs, "own")
         against = arms.get("bf16")
-        here = _paired(runs, against, evaluation) if against and name != "bf16" else None
+        here = paired_points(runs, against, evaluation) if against and name != "bf16" else None
+        difference = round(paper[0] - base[0], 2) if paper and base and name != "bf16" else None
+        verdict = row_verdict(difference, here, evaluation.noninferiority_margin, reference=name == "bf16")
         out.append(
             {
                 "arm": name,
                 "paper_row": arm.paper_row,
                 "paper_average": paper[0] if paper else None,
                 "paper_grade": paper[1] if paper else None,
-                "paper_minus_bf16": round(paper[0] - base[0], 2) if paper and base and name != "bf16" else None,
+                "paper_minus_bf16": difference,
                 "here_pass_at_1_own": None if scores is None else 100 * float(scores.mean()),
                 "here_minus_bf16": here.estimate if here else None,
                 "here_minus_bf16_low": here.low if here else None,
                 "here_minus_bf16_high": here.high if here else None,
-                "status": _row_status(paper[0] - base[0] if paper and base else None, here, name),
+                "status": verdict.word,
+                "why": verdict.why,
                 "run_ids": " ".join(r.run_id for r in runs),
             }
         )
     return out
 
 
-def _row_status(paper: float | None, here: Interval | None, name: str) -> str:
-    if name == "bf16":
-        return "reference"
+def row_verdict(paper: float | None, here: Interval | None, margin: float, *, reference: bool = False) -> Verdict:
+    """Verdict of an arm's difference to BF16 in points; paper differences below VISIBLE count as level."""
+    if reference:
+        return status.REFERENCE
     if here is None:
-        return "no BF16 arm here to compare with"
+        return status.not_run("no BF16 arm here to compare with")
     if paper is None:
-        return "the paper gives no number; " + _direction(here)
-    return judge("level" if abs(paper) < VISIBLE else "greater" if paper > 0 else "smaller", here)
+        return status.NO_CLAIM
+    if abs(paper) < VISIBLE:
+        return status.level(here, margin)
+    return status.greater(here, sign=1 if paper > 0 else -1)
 
 
-def _direction(here: Interval) -> str:
-    if not here.excludes(0.0):
-        return "here not separated from BF16"
-    return "here above BF16" if here.estimate > 0 else "here below BF16"
-
-
-def judge(claimed: Literal["greater", "smaller", "level"], here: Interval) -> str:
-    """Status of a claim about a difference, from the interval measured here."""
-    if not here.excludes(0.0):
-        half = (here.high - here.low) / 2
-        seen = "no difference seen at this scale" if claimed == "level" else "not separated at this scale"
-        return f"{seen} (interval +- {half:.2g})"
-    direction = "greater" if here.estimate > 0 else "smaller"
-    if claimed == "level":
-        return f"differs at this scale: {direction} here, level in the paper"
-    return f"{'same' if direction == claimed else 'opposite'} direction at this scale"
-
-
-def _compare(
-    claim: Claim, greater: list[Source] | None, smaller: list[Source] | None, evaluation: Evaluation
-) -> dict[str, object]:
-    here: Interval | None = None
-    absent = [name for name, runs in ((claim.greater, greater), (claim.smaller, smaller)) if runs is None]
-    if greater is not None and smaller is not None:
-        measure = _paired if claim.measure == "pass@1" else _gap_difference
-        here = measure(greater, smaller, evaluation)
-    if here is None:
-        status = f"not measured here (no {', '.join(absent)})" if absent else "not measured here (no finite value)"
-    else:
-        status = judge(claim.relation, here)
-    return {
-        "claim": claim.text,
-        "measure": claim.measure,
-        "relation": claim.relation,
-        "unit": "points" if claim.measure == "pass@1" else "nats",
-        "greater": claim.greater,
-        "smaller": claim.smaller,
-        "paper_difference": claim.paper,
-        "paper_grade": claim.grade,
-        "here_difference": here.estimate if here else None,
-        "here_low": here.low if here else None,
-        "here_high": here.high if here else None,
-        "status": status,
-        "run_ids": " ".join(r.run_id for r in [*(greater or []), *(smaller or [])]),
-    }
-
-
-def _paired(a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation) -> Interval | None:
+def paired_points(a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation) -> Interval | None:
     """pass@1 through the own engines, a - b in points, paired over problems."""
     x, y = mean_per_problem(a, "own"), mean_per_problem(b, "own")
     if x is None or y is None:
@@ -183,10 +211,38 @@ def _paired(a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation) ->
     return paired_difference(100 * x, 100 * y, **resampling(evaluation))
 
 
-def _gap_difference(a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation) -> Interval | None:
-    """Mean gap of the last steps, a - b in nats, step by step between runs of one seed (they see the same prompts)."""
+def recovered(
+    arm: Sequence[Source], worst: Sequence[Source], best: Sequence[Source], evaluation: Evaluation
+) -> Interval | None:
+    """(arm - worst) / (best - worst) of pass@1 through the own engines; percentile bootstrap over problems.
+
+    None where the loss best - worst is not positive in every resample: a share of nothing means nothing.
+    """
+    means = [mean_per_problem(runs, "own") for runs in (arm, worst, best)]
+    if any(m is None for m in means):
+        return None
+    scores_3P = np.stack([m for m in means if m is not None])
+    rng = np.random.default_rng(evaluation.seed)
+    problems = scores_3P.shape[1]
+    drawn = np.array(
+        [scores_3P[:, rng.integers(0, problems, problems)].mean(axis=1) for _ in range(evaluation.bootstrap)]
+    )
+    loss = drawn[:, 2] - drawn[:, 1]
+    if (loss <= 0).any():
+        return None
+    low, high = np.quantile(
+        (drawn[:, 0] - drawn[:, 1]) / loss, [(1 - evaluation.confidence) / 2, (1 + evaluation.confidence) / 2]
+    )
+    a, w, b = scores_3P.mean(axis=1)
+    return Interval(float((a - w) / (b - w)), float(low), float(high))
+
+
+def gap_difference(
+    a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation, key: str = "gap_mean"
+) -> Interval | None:
+    """`key` over the last steps, a - b in nats, step by step between runs of one seed (they see the same prompts)."""
     others = {r.seed: r for r in b}
-    pairs = [(tail(r, "gap_mean"), tail(others[r.seed], "gap_mean")) for r in a if r.seed in others]
+    pairs = [(tail(r, key), tail(others[r.seed], key)) for r in a if r.seed in others]
     differences = [x - y for x, y in pairs if len(x) == len(y)]
     kept = [d[np.isfinite(d)] for d in differences if np.isfinite(d).any()]
     return nested_bootstrap(kept, **resampling(evaluation)) if kept else None

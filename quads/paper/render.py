@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from quads.config import Experiment
 from quads.evaluation.stats import Interval
+from quads.paper.cells import HEADER, MISSING, PaperTable, display_rows
+from quads.paper.ledger import Entry, Ledger
 from quads.paper.tables import Row, describe
-
-MISSING = "-"
 
 
 def percent(value: Interval | None, *, signed: bool = False) -> str:
@@ -39,10 +39,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-def main_table(rows: Sequence[Row]) -> str:
+Grid = tuple[list[str], list[list[str]]]  # header and body of a table, in words
+
+
+def main_grid(rows: Sequence[Row]) -> Grid:
     """Accuracy: start, end in the own engine, end in BF16, difference to the BF16 arm, status."""
     header = ["arm", "trainer", "rollout", "old log-probs", "seeds", "pass@1 start", "pass@1 own engine"]
-    header += ["pass@1 BF16 engine", "own, minus BF16 arm", "status"]
+    header += ["pass@1 BF16 engine", "own, minus BF16 arm", "training", "status"]
     body = []
     for row in rows:
         words = describe(row.arm)
@@ -56,13 +59,14 @@ def main_table(rows: Sequence[Row]) -> str:
                 percent(row.own) + spread,
                 percent(row.bf16),
                 percent(row.difference_own, signed=True),
+                row.training,
                 row.status,
             ]
         )
-    return markdown_table(header, body)
+    return header, body
 
 
-def gap_table(rows: Sequence[Row]) -> str:
+def gap_grid(rows: Sequence[Row]) -> Grid:
     """Mismatch between rollout and trainer, and what a step costs."""
     last = ", ".join(str(n) for n in sorted({row.last_steps for row in rows}))
     header = ["arm", f"gap mean, last {last} steps (nats)", "interval over", "gap max", "k3", "ESS", "clipped %"]
@@ -79,7 +83,7 @@ def gap_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return markdown_table(header, body)
+    return header, body
 
 
 def run_table(rows: Sequence[Row]) -> str:
@@ -92,56 +96,50 @@ def run_table(rows: Sequence[Row]) -> str:
     return markdown_table(["arm", "run id", "config hash", "commit"], body)
 
 
-def claims_table(records: Sequence[dict[str, object]]) -> str:
-    """The paper's claims beside the differences measured here."""
-    body = []
-    for r in records:
-        here = MISSING
-        if r["here_difference"] is not None:
-            form = "{:+.1f} [{:+.1f}, {:+.1f}]" if r["unit"] == "points" else "{:+.3g} [{:+.3g}, {:+.3g}]"
-            here = form.format(r["here_difference"], r["here_low"], r["here_high"])
-        paper = MISSING if r["paper_difference"] is None else f"{r['paper_difference']:+.2f}"
-        pair = f"{r['greater']} - {r['smaller']}" + (" (level)" if r["relation"] == "level" else "")
-        body.append(
-            [
-                str(r["claim"]),
-                f"{r['measure']} ({r['unit']})",
-                pair,
-                f"{paper} ({r['paper_grade']})",
-                here,
-                str(r["status"]),
-            ]
-        )
-    return markdown_table(["claim", "measure", "difference", "paper (grade)", "here", "status"], body)
+def cells_table(table: PaperTable, ledger: Ledger) -> str:
+    """Cells of a paper table, each with the labels of its sources, and the list of these sources below."""
+    body = [[*said.values(), " ".join(map(ledger.label, k)) or MISSING] for said, k in display_rows(table, ledger)]
+    cited = dict.fromkeys(key for cell in table.cells for key in cell.sources)
+    return markdown_table([*HEADER, "sources"], body) + "\n" + source_list([ledger.get(k) for k in cited], ledger)
+
+
+def source_list(entries: Sequence[Entry], ledger: Ledger) -> str:
+    """One line per source: label, title, file, config hash, commit."""
+    return "".join(f"- {ledger.label(e.key)}: {ledger.describe(e)}\n" for e in entries)
+
+
+def tables_page(table: PaperTable, ledger: Ledger) -> str:
+    """One paper table as a Markdown page of its own."""
+    return f"# {table.title}\n\n{cells_table(table, ledger)}\n{table.note}\n"
 
 
 def page(
     experiment: Experiment,
     rows: Sequence[Row],
-    claims: Sequence[dict[str, object]],
+    claims: PaperTable,
     gap_order: Sequence[str],
+    ledger: Ledger,
     benchmarks: str = "",
 ) -> str:
     """The whole Markdown page; `benchmarks` is the section of render_benchmarks."""
     evaluation = experiment.evaluation
     return f"""# {experiment.title}
 
-{main_table(rows)}
+{markdown_table(*main_grid(rows))}
 pass@1 in percent on the held-out chains of the training task: mean over {evaluation.samples_per_problem} samples per \
 problem, temperature {evaluation.temperature:g}; start: one sample per problem, Wilson interval. Brackets are \
 {100 * evaluation.confidence:g} % intervals: bootstrap over problems ({evaluation.bootstrap} resamples), paired for \
 differences. They do not cover training seeds: those show as a standard deviation where several ran. Status compares \
 end with start in the arm's own engine.
 
-{gap_table(rows)}
+{markdown_table(*gap_grid(rows))}
 Gap = |log pi_trainer - log pi_rollout| on rollout tokens. Mean gaps from large to small: {" > ".join(gap_order)}.
 
 {benchmarks}
 ## Beside the paper
 
-{claims_table(claims)}
-The paper trains a 25B model on mathematics and code; only directions can be compared. It gives no intervals; its \
-grades: A abstract, S public summaries, Q machine summary, X derived.
+{cells_table(claims, ledger)}
+{claims.note} The paper trains a 25B model on mathematics and code and gives no intervals.
 
 ## Runs
 

@@ -1,4 +1,8 @@
-"""The benchmark section of a report as Markdown: scores, macro averages and tests, rates; and how to read them."""
+"""The benchmark section of a report: scores, macro averages and tests, rates; and how to read them.
+
+One interval per cell: problems redrawn (and their samples with them), which is what a score on other problems of the
+same kind may do. The narrower one, decoding noise alone, is a column of benchmarks.csv and tests.csv.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quads.config import Evaluation
-from quads.paper.render import MISSING, markdown_table, number
+from quads.paper.cells import MISSING
+from quads.paper.render import Grid, markdown_table, number
 
 Record = Mapping[str, Any]
 NOTES = {
@@ -21,57 +26,66 @@ def section(scores: Sequence[Record], tests: Sequence[Record], evaluation: Evalu
     """The whole section; "" where no benchmark is configured."""
     if not scores:
         return ""
-    notes = " ".join(text for key, text in NOTES.items() if any(key in n for n in evaluation.benchmarks.names))
-    level = ", ".join(sandboxes) or "no program was run"
-    confidence = f"{100 * evaluation.confidence:g} %"
+    score_note, test_note = notes_of(evaluation, sandboxes)
     return f"""## Benchmarks
 
-{score_table(scores)}
-avg@k in percent with two {confidence} intervals: [decoding noise alone] and (problems redrawn, too). {notes} \
-Isolation of programs: {level}.
+{markdown_table(*score_grid(scores))}
+{score_note}
 
-{comparison_table(tests)}
-Macro average: unweighted mean over benchmarks, intervals as above. Difference to the BF16 arm in the same kind of \
-engine: paired, problems redrawn within each benchmark; p: two-sided sign-flip test; Holm over the arms of one engine. \
-Non-inferior: the interval and Holm's p both exclude a loss of {evaluation.noninferiority_margin:g} points, a margin \
-fixed in the configuration.
+{markdown_table(*test_grid(tests))}
+{test_note}
 
-{rate_table(scores)}
-Grading failed: the grader or its sandbox failed twice; such samples are masked, never wrong.
+{markdown_table(*rate_grid(scores))}
+{RATE_NOTE}
 """
 
 
-def score_table(scores: Sequence[Record]) -> str:
+RATE_NOTE = "Grading failed: the grader or its sandbox failed twice; such samples are masked, never wrong."
+
+
+def notes_of(evaluation: Evaluation, sandboxes: Sequence[str]) -> tuple[str, str]:
+    """How to read the scores, and how to read the tests."""
+    notes = " ".join(text for key, text in NOTES.items() if any(key in n for n in evaluation.benchmarks.names))
+    level = ", ".join(sandboxes) or "no program was run"
+    confidence = f"{100 * evaluation.confidence:g} %"
+    scores = (
+        f"avg@k in percent; brackets: {confidence} interval, problems redrawn with their samples (the interval "
+        f"of decoding noise alone is in benchmarks.csv). {notes} Isolation of programs: {level}."
+    )
+    tests = (
+        "Macro average: unweighted mean over benchmarks, problems redrawn within each. Difference to the BF16 arm in "
+        "the same kind of engine: paired; p: two-sided sign-flip test; Holm over the arms of one engine. Non-inferior: "
+        f"the interval and Holm's p both exclude a loss of {evaluation.noninferiority_margin:g} points, a margin fixed "
+        "in the configuration."
+    )
+    return scores, tests
+
+
+def score_grid(scores: Sequence[Record]) -> Grid:
     """avg@k per arm and engine, one column per benchmark."""
     names = list(dict.fromkeys(r["benchmark"] for r in scores))
     cells = {(r["arm"], r["engine"], r["benchmark"]): _score(r) for r in scores}
     rows = list(dict.fromkeys((r["arm"], r["engine"]) for r in scores))
     first = {r["benchmark"]: r for r in scores}
     header = ["arm", "engine", *(f"{n} ({first[n]['problems']} x {first[n]['samples_per_problem']})" for n in names)]
-    return markdown_table(header, [[arm, engine, *(cells[arm, engine, n] for n in names)] for arm, engine in rows])
+    return header, [[arm, engine, *(cells[arm, engine, n] for n in names)] for arm, engine in rows]
 
 
 def _score(r: Record) -> str:
-    return f"{_percent(r['avg_at_k'])} {_two(r, 'decoding', 'problems')}"
-
-
-def _two(r: Record, decoding: str, problems: str) -> str:
-    inner = _ends(r, decoding)
-    outer = _ends(r, problems)
-    return f"[{inner}] ({outer})"
+    return f"{_percent(r['avg_at_k'])} {_ends(r, 'problems')}"
 
 
 def _ends(r: Record, name: str) -> str:
     if r[f"{name}_low"] is None:
         return MISSING
-    return f"{_percent(r[f'{name}_low'])}, {_percent(r[f'{name}_high'])}"
+    return f"[{_percent(r[f'{name}_low'])}, {_percent(r[f'{name}_high'])}]"
 
 
 def _percent(share: float | None) -> str:
     return number(None if share is None else 100 * share, "{:.1f}")
 
 
-def comparison_table(tests: Sequence[Record]) -> str:
+def test_grid(tests: Sequence[Record]) -> Grid:
     """Macro averages, and every arm against BF16."""
     header = ["arm", "engine", "macro average", "seeds (sd)", "minus BF16 arm", "p", "p (Holm)", "non-inferiority"]
     body = []
@@ -84,7 +98,7 @@ def comparison_table(tests: Sequence[Record]) -> str:
             [
                 r["arm"],
                 r["engine"],
-                f"{_percent(r['macro_average'])} {_two(r, 'macro_decoding', 'macro_problems')}",
+                f"{_percent(r['macro_average'])} {_ends(r, 'macro_problems')}",
                 f"{r['seeds_seeds']} ({_percent(r['seeds_sd'])})",
                 difference,
                 number(r["p"], "{:.4f}") + (" exact" if r["p_exact"] else ""),
@@ -92,10 +106,10 @@ def comparison_table(tests: Sequence[Record]) -> str:
                 r["non_inferiority"] or MISSING,
             ]
         )
-    return markdown_table(header, body)
+    return header, body
 
 
-def rate_table(scores: Sequence[Record]) -> str:
+def rate_grid(scores: Sequence[Record]) -> Grid:
     """pass@k, maj@k, truncation, no answer, statuses and tokens."""
     header = ["arm", "engine", "benchmark", "pass@k", "maj@k", "official %", "cut %", "no answer %", "grading failed"]
     header += ["statuses", "tokens mean / median / p95"]
@@ -110,4 +124,4 @@ def rate_table(scores: Sequence[Record]) -> str:
         ]
         for r in scores
     ]
-    return markdown_table(header, body)
+    return header, body

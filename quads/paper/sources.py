@@ -9,7 +9,8 @@ left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Source:
     steps: tuple[dict[str, Any], ...]
     eval: dict[str, Any]
     files: tuple[Path, ...]
+    parts: tuple[dict[str, Any], ...] = ()  # decomposition during training, a row per measured step
 
     def curve(self, key: str) -> NDArray[np.float64]:
         """Values of `key` per training step, float64 [steps]; NaN where a step recorded null (not finite)."""
@@ -63,8 +65,10 @@ def load_source(results: Path, experiment: Experiment, arm: Arm, seed: int) -> S
     for path, found in ((result_path, train["run_id"]), (eval_path, evaluation["run_id"])):
         if found != run.id:
             raise _broken(path, f"is of run {found!r}, expected {run.id!r}")
+    check_evaluation(evaluation, experiment, result_path, eval_path)
     _check_history(history, int(train["steps"]), history_path, result_path)
     _check_engines(evaluation, experiment, eval_path)
+    extra, parts = _parts(train, result_path)
     return Source(
         arm=arm,
         seed=seed,
@@ -74,13 +78,37 @@ def load_source(results: Path, experiment: Experiment, arm: Arm, seed: int) -> S
         start=history[0],
         steps=tuple(history[1:]),
         eval=evaluation,
-        files=(result_path, history_path, eval_path),
+        files=(result_path, history_path, eval_path, *extra),
+        parts=parts,
     )
+
+
+def _parts(train: dict[str, Any], target: Path) -> tuple[tuple[Path, ...], tuple[dict[str, Any], ...]]:
+    """File and rows of the decomposition that the training result names; nothing where it names none."""
+    if train.get("decomposition") is None:
+        return (), ()
+    path = target.with_name(train["decomposition"])
+    return (path,), tuple(read_jsonl(path, ("step", "total_mean_abs"), kind="decomposition", target=target))
 
 
 def load_sources(results: Path, experiment: Experiment, arms: Sequence[Arm]) -> list[Source]:
     """All runs of the experiment's seeds, arm by arm in the given order."""
     return [load_source(results, experiment, arm, seed) for arm in arms for seed in experiment.seeds]
+
+
+def check_evaluation(evaluation: Mapping[str, Any], experiment: Experiment, trained: Path, path: Path) -> None:
+    """Refuse, by name, an evaluation with other settings or of another training result than the file `trained`.
+
+    Evaluations written before `train_result_sha256` was recorded are not compared with the training result.
+    """
+    expected = paths.eval_hash(experiment)
+    if evaluation["eval_hash"] != expected:
+        raise _broken(
+            path, f"was evaluated with settings {evaluation['eval_hash']!r}, this experiment's are {expected!r}"
+        )
+    found = evaluation.get("train_result_sha256")
+    if found is not None and found != (here := hashlib.sha256(trained.read_bytes()).hexdigest()):
+        raise _broken(path, f"evaluated the training result {found[:12]}, {trained} is {here[:12]}")
 
 
 def _check_history(history: list[dict[str, Any]], steps: int, path: Path, target: Path) -> None:

@@ -5,6 +5,7 @@
     gap          |log pi_trainer - log pi_rollout| on rollout tokens (nats), mean over tokens, then over the last ten
                  steps; interval: bootstrap over steps for one seed, over seeds and then steps for several (the
                  column says which)
+    training     verdict of the collapse detector over the whole history (quads.diagnostics.collapse), by seed
     trend        pass@1 at the end minus at the start; the start is one sample per problem, kept as a share only,
                  so its interval is Wilson's and the difference is unpaired (wide)
 
@@ -25,7 +26,8 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from quads.config import Arm, Evaluation
+from quads.config import Arm, Collapse, Evaluation
+from quads.diagnostics.collapse import judge
 from quads.evaluation.stats import (
     Interval,
     bootstrap_mean,
@@ -65,6 +67,8 @@ class Row:
     last_steps: int
     delta_weight_different: int | None
     seconds_per_step: float | None
+    training: str
+    steps: tuple[int, ...]
     status: str
     run_ids: tuple[str, ...]
     config_hashes: tuple[str, ...]
@@ -79,11 +83,22 @@ def group(sources: Iterable[Source]) -> dict[str, list[Source]]:
     return out
 
 
-def build_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[Row]:
+def build_rows(sources: Sequence[Source], evaluation: Evaluation, collapse: Collapse | None = None) -> list[Row]:
     """One row per arm, in the order of `sources`. Without the reference arm among them differences are None."""
     arms = group(sources)
     reference = arms.get(REFERENCE)
-    return [_row(runs, reference, evaluation) for runs in arms.values()]
+    return [_row(runs, reference, evaluation, collapse or Collapse()) for runs in arms.values()]
+
+
+def training_words(runs: Sequence[Source], collapse: Collapse) -> str:
+    """What the detector says of an arm's runs: once where the seeds agree, else by seed."""
+    found = [judge(run.steps, collapse) for run in runs]
+    words = [d.words + (", stopped" if run.train.get("stopped") else "") for d, run in zip(found, runs, strict=True)]
+    if len(set(words)) == 1:
+        return words[0]
+    if {d.verdict for d in found} == {"collapsed"} and not any(run.train.get("stopped") for run in runs):
+        return "collapsed at steps " + ", ".join(str(d.first("collapsed")) for d in found)
+    return "; ".join(f"seed {run.seed}: {w}" for run, w in zip(runs, words, strict=True))
 
 
 def mean_per_problem(runs: Sequence[Source], engine: str) -> FloatArray | None:
@@ -142,7 +157,7 @@ def _tail_mean(runs: Sequence[Source], key: str) -> float | None:
     return float(finite.mean()) if finite.size else None
 
 
-def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluation) -> Row:
+def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluation, collapse: Collapse) -> Row:
     own = _accuracy(runs, "own", evaluation)
     problems = int(next(iter(runs[0].eval["engines"].values()))["problems"])
     share = float(np.mean([r.start["eval_accuracy"] for r in runs]))
@@ -175,6 +190,8 @@ def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluat
         if any(d is None for d in different)
         else sum(int(d["different"]) for d in different),
         seconds_per_step=_median([float(v) for r in runs for v in r.curve("seconds")]),
+        training=training_words(runs, collapse),
+        steps=tuple(len(r.steps) for r in runs),
         status=_status(trend, nonfinite),
         run_ids=tuple(r.run_id for r in runs),
         config_hashes=tuple(dict.fromkeys(r.config_hash for r in runs)),
@@ -252,6 +269,8 @@ def record(row: Row) -> dict[str, object]:
         "nonfinite_steps": row.nonfinite_steps,
         "delta_weight_different": row.delta_weight_different,
         "seconds_per_step": row.seconds_per_step,
+        "training": row.training,
+        "steps": " ".join(map(str, row.steps)),
         "status": row.status,
         "run_ids": " ".join(row.run_ids),
         "config_hashes": " ".join(row.config_hashes),

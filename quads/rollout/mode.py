@@ -12,18 +12,19 @@
               "backend"}
 
 rac_masks: null, "sync" (masks arrive with every weight update) or the path of a safetensors file with bool tensors by
-engine key. skip: dotted name parts the engine leaves in high precision besides head, embedding, norms and routers,
-which are never quantized. receipt: path of the JSON file in which the engine records what it quantized, or null.
-backend: what multiplies. "reference" (default): fp32 torch, the definition, on any device; "triton": exact emulation on
-BF16 units, needs a GPU; "native": FP4 units, needs compute capability 10. One that cannot run is an error, never a
-fallback.
+engine key. skip: list of dotted name parts the engine leaves in high precision besides head, embedding, norms and
+routers, which are never quantized; one that fits no module of the model stops the engine. receipt: path of the JSON
+file in which the engine records what it quantized, or null. backend: what multiplies. "reference" (default): fp32
+torch, the definition, on any device, eager only; "triton": exact emulation on BF16 units, needs a GPU; "native": FP4
+units, needs compute capability 10. One that cannot run is an error, never a fallback.
 Contract: closed. An unknown key or value is a ValueError that names the known ones; from_ and to_ are inverse.
 Differs from engine flags in that the whole description is one dict, checked in the launcher and again in the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -38,6 +39,7 @@ MODES: dict[tuple[str, str], str] = {
 }
 SCALE_GROUPS = ("fused", "shard")
 BACKENDS = ("reference", "triton", "native")
+_DOTTED = re.compile(r"\w+(\.\w+)*")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class RolloutMode:
         backend: str = "reference",
     ) -> dict[str, Any]:
         """Value of hf_overrides["quantization_config"]: plain JSON types only."""
-        return EngineConfig(self, rac_masks, tuple(skip), receipt, backend).to_dict()
+        return EngineConfig(self, rac_masks, skip, receipt, backend).to_dict()
 
     @classmethod
     def from_quantization_config(cls, config: Mapping[str, Any]) -> RolloutMode:
@@ -103,7 +105,9 @@ class RolloutMode:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The whole quantization config of an engine; raises ValueError when static masks have no source."""
+    """The whole quantization config of an engine; raises ValueError when static masks have no source, or for a skip
+    that is not a list or tuple of dotted names.
+    """
 
     mode: RolloutMode = RolloutMode()
     rac_masks: str | None = None
@@ -112,6 +116,7 @@ class EngineConfig:
     backend: str = "reference"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", _names(self.skip))
         if self.backend not in BACKENDS:
             raise ValueError(f"backend {self.backend!r} is unknown; known: {', '.join(BACKENDS)}")
         if self.mode.needs_masks and not self.rac_masks:
@@ -143,8 +148,18 @@ class EngineConfig:
         if config.get("quant_method", QUANT_METHOD) != QUANT_METHOD:
             raise ValueError(f"quant_method {config['quant_method']!r} is not {QUANT_METHOD!r}")
         mode = RolloutMode.from_dict({key: config[key] for key in mode_keys if key in config})
-        rest = {key: config[key] for key in ("rac_masks", "receipt", "backend") if key in config}
-        return cls(mode, skip=tuple(config.get("skip", ())), **rest)
+        rest = {key: config[key] for key in ("rac_masks", "skip", "receipt", "backend") if key in config}
+        return cls(mode, **rest)
+
+
+def _names(skip: Any) -> tuple[str, ...]:
+    # A str is a sequence of one-letter names that match nothing: it would switch the list off without a word.
+    if isinstance(skip, (str, bytes)) or not isinstance(skip, Sequence):
+        raise ValueError(f"skip must be a list of dotted module names, got {skip!r}; write [{skip!r}] for one name")
+    for entry in skip:
+        if not isinstance(entry, str) or not _DOTTED.fullmatch(entry):
+            raise ValueError(f"skip holds {entry!r}, which is no dotted module name such as 'mlp.gate' or 'layers.0'")
+    return tuple(skip)
 
 
 def _closed(what: str, given: Mapping[str, Any], known: set[str]) -> None:

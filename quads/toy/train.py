@@ -8,7 +8,8 @@ Noise 0.12 replaces each digit with probability 0.12 and goes on from it, so a m
 chain in about (1 - 0.12 * 0.9)^6 = 0.50 of cases, more where errors cancel (x*0), while its most likely answer stays
 right: what GRPO then has to sharpen. Differs from plain SFT by that second phase; with clean data alone RL has nothing
 to do, with few steps alone the skill is missing. AdamW, betas (0.9, 0.98), no weight decay, gradient norm 1.
-Legend: B batch, N operations, V vocabulary, E experts, k experts per token. Deterministic given the seed on 1 thread.
+Legend: B batch, N operations, V vocabulary, E experts, k experts per token. Deterministic given the seed on 1 CPU
+thread; on a GPU the same up to the order of additions. Runs where the model is; batches are drawn on the CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Accuracy:
 
 def balance_loss(router_logits: Sequence[torch.Tensor], k: int) -> torch.Tensor:
     """Load-balancing loss over layers; router_logits: per layer [T,E]. 1 when perfectly balanced."""
-    total = torch.zeros(())
+    total = router_logits[0].new_zeros(())
     for logits_TE in router_logits:
         E = logits_TE.shape[-1]
         prob_TE = logits_TE.softmax(-1)
@@ -121,6 +122,7 @@ def _update(
 ) -> float:
     """One optimizer step; the cross-entropy before it, without the balance term."""
     R = answers_BR.shape[1]
+    ids_BT, answers_BR = ids_BT.to(model.device), answers_BR.to(model.device)
     out = model(ids_BT[:, :-1], output_router_logits=balance > 0, use_cache=False, logits_to_keep=R)
     cross_entropy = functional.cross_entropy(out.logits.flatten(0, 1), answers_BR.flatten())
     loss = cross_entropy
@@ -137,21 +139,22 @@ def _update(
 def answer(
     model: Qwen3MoeForCausalLM, prompts_BP: torch.Tensor, length: int, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """`length` tokens after each prompt, int64 [B,length]; sampled at T = 1, or greedy where `generator` is None.
+    """`length` tokens after each prompt, int64 [B,length] on the CPU; sampled at T = 1, or greedy where `generator` (of
+    the CPU) is None.
 
     Rows are not stopped at the end mark: the caller reads only what stands before it.
     """
-    out = model(prompts_BP, use_cache=True, logits_to_keep=1)
+    out = model(prompts_BP.to(model.device), use_cache=True, logits_to_keep=1)
     tokens = []
     for r in range(length):
-        logits_BV = out.logits[:, -1].float()
+        logits_BV = out.logits[:, -1].float().cpu()
         if generator is None:
             next_B1 = logits_BV.argmax(-1, keepdim=True)
         else:
             next_B1 = torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)
         tokens.append(next_B1)
         if r + 1 < length:
-            out = model(next_B1, past_key_values=out.past_key_values, use_cache=True)
+            out = model(next_B1.to(model.device), past_key_values=out.past_key_values, use_cache=True)
     return torch.cat(tokens, dim=1)
 
 

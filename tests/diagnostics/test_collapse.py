@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
 from quads.config import Collapse
-from quads.diagnostics.collapse import Detector, judge, judge_series
+from quads.diagnostics.collapse import STOPPING, Detector, judge, judge_series
 
 STEPS = 150
 FLAT_GAP = [0.1] * STEPS
@@ -140,3 +142,42 @@ def test_step_by_step_equals_the_whole_series() -> None:
 def test_settings_must_be_ordered() -> None:
     with pytest.raises(ValueError, match=r"recover=0\.5 must exceed"):
         Collapse(recover=0.5)
+
+
+def test_words_for_a_table() -> None:
+    bare = Collapse(window=1, patience=5, noise=0.0, baseline=3)
+    fall, back = [0.8] * 20 + [0.1] * 10, [0.8] * 10
+    assert judge_series(fall, [0.1] * 30, bare).words == "collapsed at step 25"
+    recovered = judge_series(fall + back, [0.1] * 40, bare)
+    assert recovered.words == "recovered at step 35 from a collapse at step 25"
+    assert judge_series([0.8] * 30, [0.1] * 20 + [0.5] * 10, bare).words == "gap alarm since step 25"
+    assert judge_series([0.8] * 30, [0.1] * 30, bare).words == "healthy"
+    assert judge_series([0.8, math.nan], [0.1, 0.1], bare).words == "diverged at step 2"
+
+
+def test_first_and_kind_at() -> None:
+    bare = Collapse(window=1, patience=5, noise=0.0)
+    found = judge_series([0.8] * 20 + [0.1] * 10, [0.1] * 30, bare)
+    assert found.first(*STOPPING) == 25 and found.first("diverged") is None and found.kind_at(25) == "collapsed"
+    with pytest.raises(ValueError, match=r"no alarm at step 24; alarms at \[25\]"):
+        found.kind_at(24)
+
+
+RECORDED = Path(__file__).resolve().parents[2] / "docs/measured"
+
+
+@pytest.mark.parametrize(
+    ("folder", "collapsed"),
+    [("toy", {"nvfp4_naive/0": 33, "nvfp4_naive/1": 46, "nvfp4_naive/2": 47}), ("toy_s1", {}), ("toy_s8", {})],
+)
+def test_recorded_training_curves_give_the_documented_verdicts(folder: str, collapsed: dict[str, int]) -> None:
+    """docs/diagnostics.md, section Collapse; the curves are those of real runs of 60 steps."""
+    runs: dict[str, list[dict[str, float]]] = {}
+    with open(RECORDED / folder / "curves.csv") as file:
+        for line in csv.DictReader(file):
+            row = {k: float(line[k]) for k in ("step", "reward", "gap_mean") if line[k]}
+            runs.setdefault(f"{line['arm']}/{line['seed']}", []).append(row)
+    assert len(runs) == (12 if folder == "toy" else 4) and all(len(rows) == 61 for rows in runs.values())
+    found = {name: judge(rows) for name, rows in runs.items()}
+    assert {n: d.first("collapsed") for n, d in found.items() if d.verdict == "collapsed"} == collapsed
+    assert {d.words for n, d in found.items() if n not in collapsed} == {"healthy"}

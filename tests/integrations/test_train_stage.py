@@ -5,7 +5,9 @@ import json
 import pytest
 
 from quads import train as stage
-from quads.config import ConfigError, config_hash, load_arm, load_experiment, resolve_run
+from quads.config import Collapse, ConfigError, config_hash, load_arm, load_experiment, resolve_run
+from quads.diagnostics import during
+from quads.diagnostics.collapse import judge
 from quads.files import read_jsonl
 from quads.integrations.verl.history import _REQUIRED
 from quads.integrations.verl.launch import MetricsTail, TrainingError
@@ -98,3 +100,61 @@ def test_data_of_another_experiment_is_refused(tmp_path):
 def test_metrics_of_other_code_do_not_stop_every_retry(tmp_path):
     (tmp_path / "verl_metrics.1.jsonl").write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0}}) + "\n")
     assert stage.logged_rows(tmp_path) == []
+
+
+BARE = Collapse(window=1, baseline=1, patience=1, noise=0.0, drop=0.9, recover=0.95)
+FALL = [0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1, 0.1]
+
+
+def with_collapse(stop):
+    grpo = RUN.grpo.model_copy(update={"steps": len(FALL), "stop_on_collapse": stop})
+    return RUN.model_copy(update={"grpo": grpo, "collapse": BARE})
+
+
+def full_row(step, reward, gap=0.1):
+    values = dict.fromkeys(("gap_max", "k3", "clipped_share", "tokens_per_s"), 0.1)
+    return {"step": step, "reward": reward, "gap_mean": gap, **values}
+
+
+def test_collapse_is_logged_once_and_the_history_stays_json(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tmp_path / "history.jsonl"
+    progress = stage.Progress(path, with_collapse(False), 0)
+    for step, reward in enumerate(FALL, 1):
+        progress(full_row(step, reward))
+    told = [r.getMessage() for r in caplog.records if "collapsed" in r.getMessage()]
+    assert len(told) == 1 and "quads collapsed at step 6: reward 0.100 below 0.9 x 0.500" in told[0]
+    again = stage.Progress(path, with_collapse(False), len(FALL))
+    assert again.detector.first("collapsed") == 6  # a resumed run knows what was seen
+    progress(full_row(9, 0.1, gap=float("inf")))
+    assert read_jsonl(path)[-1]["gap_mean"] is None and progress.detector.verdict == "diverged"
+
+
+def test_only_a_run_that_may_stop_is_stopped():
+    verdict = judge([full_row(s, r) for s, r in enumerate(FALL, 1)], BARE)
+    assert stage.stopped_at(with_collapse(True), verdict) == 6
+    assert stage.stopped_at(with_collapse(False), verdict) is None
+    early = judge([full_row(s, r) for s, r in enumerate([0.5] * 8, 1)], BARE)
+    assert stage.stopped_at(with_collapse(True), early) is None
+    last = judge([full_row(s, r) for s, r in enumerate([0.5] * 7 + [0.1], 1)], BARE)
+    assert stage.stopped_at(with_collapse(True), last) is None  # it ended anyway
+
+
+def test_a_missing_decomposition_is_named(tmp_path):
+    run = RUN.model_copy(update={"decompose_every": 2, "grpo": RUN.grpo.model_copy(update={"steps": 5})})
+    for step in (1, 4):
+        during.append(tmp_path, {"step": step})
+    with pytest.raises(TrainingError, match=r"steps \[2, 5\] is missing"):
+        stage.check_decomposition(run, tmp_path, 5)
+    during.append(tmp_path, {"step": 2})
+    assert stage.check_decomposition(run, tmp_path, 4) == "decomposition.jsonl"  # stopped at step 4
+    assert stage.check_decomposition(run.model_copy(update={"decompose_every": 0}), tmp_path, 5) is None
+
+
+def test_detector_settings_move_a_run_only_where_they_may_stop_it():
+    other = Collapse(window=3)
+    for stop, moves in ((False, False), (True, True)):
+        run = with_collapse(stop)
+        assert (run.id != run.model_copy(update={"collapse": other}).id) == moves
+    assert with_collapse(True).id != with_collapse(False).id
+    assert RUN.model_copy(update={"decompose_every": 7}).id != RUN.id

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 from gemm_cases import DEVICE, gaussian, poison, relative_error, wide_range
 from tolerances import TOLERANCES
 
@@ -71,6 +72,9 @@ def test_the_reason_is_stated() -> None:
     assert reason and any(part in reason for part in ("no CUDA device", "compute capability", "Triton"))
 
 
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6."), reason="Triton 3.6 fails in a pass on block-16 E4M3 scales (docs/kernels.md)"
+)
 @pytest.mark.parametrize("rac", [False, True])
 def test_compiles_ahead_for_sm_100a(rac: bool) -> None:
     """The block-scaled FP4 instruction is in the PTX, and ptxas accepts it; nothing is executed."""

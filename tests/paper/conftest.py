@@ -3,6 +3,9 @@
 import pytest
 from made_up_results import made_up_arms, made_up_experiment, write_run
 
+from quads import report
+from quads.paper.sources import load_sources
+
 
 @pytest.fixture
 def made_up(tmp_path):
@@ -11,3 +14,16 @@ def made_up(tmp_path):
     for arm in arms:
         write_run(tmp_path, experiment, arm, 0)
     return tmp_path, experiment, arms
+
+
+@pytest.fixture
+def inputs(made_up):
+    """Function () -> Inputs as the stage reads them; studies in `diagnose`, benchmarks in `throughput`."""
+
+    def read(kernels=()):
+        results, experiment, arms = made_up
+        places = {"diagnose": results / "diagnose", "throughput": results / "throughput"}
+        sources = load_sources(results, experiment, arms)
+        return report.read_inputs(experiment, sources, results, **places, kernels=kernels)
+
+    return read

@@ -35,17 +35,26 @@ def test_gap_is_logarithmic_and_arms_keep_their_order(made_up):
     assert [t.get_text() for t in accuracy.get_yticklabels()] == list(MADE_UP)
 
 
-def test_report_writes_everything_and_lists_its_sources(made_up, tmp_path):
-    results, experiment, arms = made_up
+def test_report_writes_everything_and_lists_its_sources(inputs, tmp_path):
     out = tmp_path / "report"
-    report.build(experiment, load_sources(results, experiment, arms), out)
+    report.build(inputs(), out)
     summary = json.loads((out / "report.json").read_text())
-    assert sorted(summary["files"]) == sorted(p.name for p in out.iterdir() if p.name != "report.json")
+    found = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and p.name != "report.json")
+    assert sorted(summary["files"]) == found and "index.html" in found
     assert summary["order_of_mean_gaps"] == ["nvfp4_naive", "qat_only", "quads", "bf16"]
     assert len(summary["sources"]) == 4 and all(len(s["files"]) == 3 for s in summary["sources"])
-    for stem in ("reward", "gap", "accuracy"):
+    beside = [f"figures/{name}" for name in ("ablation", "table3", "layers", "throughput")]
+    for stem in ("reward", "gap", "accuracy", *beside):
         ET.parse(out / f"{stem}.svg")
         assert (out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_is_the_same_bytes_again(inputs, tmp_path):
+    for name in ("a", "b"):
+        report.build(inputs(), tmp_path / name)
+    # the page holds paths relative to its folder, which are as long for both
+    for path in sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file()):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path.name
 
 
 def test_the_same_sources_give_the_same_bytes(made_up, tmp_path):

@@ -1,6 +1,7 @@
 """The table from synthetic results: numbers by hand, status by interval, and every way a source can be broken."""
 
 import csv
+import hashlib
 import io
 import json
 
@@ -9,8 +10,16 @@ import pytest
 from made_up_results import MADE_UP, PROBLEMS, STEPS, made_up_arms, made_up_experiment, write_run
 
 from quads.files import ResultFileError
-from quads.paper.claims import CLAIMS, TABLE_2, compare_claims, compare_rows, order_of_gaps, paper_average
-from quads.paper.render import page
+from quads.paper.assemble import Report
+from quads.paper.claims import (
+    CLAIMS,
+    TABLE_2,
+    claim_records,
+    compare_rows,
+    judge_claims,
+    paper_average,
+    recovered,
+)
 from quads.paper.sources import load_sources
 from quads.paper.tables import build_rows, curve_records, record, to_csv
 
@@ -77,7 +86,10 @@ def test_arms_without_a_reference_have_no_difference(tmp_path, evaluation):
         write_run(tmp_path, experiment, arm, 0)
     rows = build_rows(load_sources(tmp_path, experiment, arms), evaluation)
     assert all(r.difference_own is None for r in rows)
-    assert compare_rows(load_sources(tmp_path, experiment, arms), evaluation)[0]["status"].startswith("no BF16 arm")
+    assert (
+        compare_rows(load_sources(tmp_path, experiment, arms), evaluation)[0]["why"]
+        == "no BF16 arm here to compare with"
+    )
 
 
 def test_null_metrics_leave_the_mean_and_are_counted(made_up, evaluation):
@@ -110,11 +122,8 @@ def test_curves_hold_every_step_of_every_run(sources):
     assert records[0]["eval_accuracy"] == 0.5 and records[0]["reward"] is None
 
 
-def test_page_has_all_arms_runs_and_no_unfilled_field(sources, evaluation):
-    experiment = made_up_experiment()
-    text = page(
-        experiment, build_rows(sources, evaluation), compare_claims(sources, evaluation), order_of_gaps(sources)
-    )
+def test_page_has_all_arms_runs_and_no_unfilled_field(sources, inputs):
+    text = Report(inputs()).texts()["table.md"]
     for source in sources:
         assert f"| {source.arm.name} |" in text and f"`{source.run_id}`" in text
     assert "nvfp4_naive > qat_only > quads > bf16" in text
@@ -141,28 +150,48 @@ def test_claimed_differences_are_differences_of_the_papers_averages():
             assert claim.paper == pytest.approx(expected, abs=0.06), claim
 
 
-def test_claims_are_judged_by_what_was_measured(sources, evaluation):
-    status = {(c["measure"], c["greater"], c["smaller"]): c["status"] for c in compare_claims(sources, evaluation)}
-    assert status["pass@1", "bf16", "nvfp4_naive"] == "same direction at this scale"
-    assert status["pass@1", "quads", "nvfp4_naive"] == "same direction at this scale"
-    assert status["pass@1", "bf16", "quads"].startswith("differs at this scale")
-    assert status["gap", "nvfp4_naive", "qat_only"] == "same direction at this scale"
-    assert status["gap", "qat_symmetric", "qat_only"] == "not measured here (no qat_symmetric)"
-    assert status["pass@1", "bf16", "fp8"] == "not measured here (no fp8)"
+def judged(sources, experiment):
+    """(measure, greater, smaller) -> "word: why"."""
+    records = claim_records(judge_claims(sources, experiment))
+    return {(c["measure"], c["greater"], c["smaller"]): f"{c['status']}: {c['why']}" for c in records}
 
 
-def test_claims_turn_round_when_the_numbers_do(tmp_path, evaluation):
+def test_claims_are_judged_by_what_was_measured(sources):
+    found = judged(sources, made_up_experiment())
+    assert found["pass@1", "bf16", "nvfp4_naive"] == "reproduced: same direction"
+    assert found["pass@1", "quads", "nvfp4_naive"] == "reproduced: same direction"
+    assert found["pass@1", "bf16", "quads"] == "partly: differs, not shown to exceed 2"
+    assert found["gap", "nvfp4_naive", "qat_only"] == "reproduced: same direction"
+    assert found["gap", "qat_symmetric", "qat_only"] == "not run: no arm qat_symmetric in this experiment"
+    assert found["pass@1", "bf16", "fp8"] == "not run: no arm fp8 in this experiment"
+    # (60.5 - 20.5) / (90.5 - 20.5) = 0.57: the direction holds, "most" is not shown
+    assert found["recovered", "qat_only", "nvfp4_naive"] == "partly: same direction, not shown to exceed 0.5"
+
+
+def test_an_arm_of_more_arms_is_named_with_its_command(sources):
+    experiment = made_up_experiment().model_copy(update={"more_arms": ("fp8",)})
+    assert judged(sources, experiment)["pass@1", "bf16", "fp8"] == "not run: snakemake made_up_all adds fp8"
+
+
+def test_claims_turn_round_when_the_numbers_do(tmp_path):
     experiment, arms = made_up_experiment(), made_up_arms()
     swapped = {**MADE_UP, "bf16": MADE_UP["nvfp4_naive"], "nvfp4_naive": MADE_UP["bf16"]}
     swapped["quads"] = MADE_UP["nvfp4_naive"]
     for arm in arms:
         write_run(tmp_path, experiment, arm, 0, numbers=swapped[arm.name])
-    sources = load_sources(tmp_path, experiment, arms)
-    status = {(c["measure"], c["greater"], c["smaller"]): c["status"] for c in compare_claims(sources, evaluation)}
-    assert status["pass@1", "bf16", "nvfp4_naive"] == "opposite direction at this scale"
-    assert status["pass@1", "bf16", "quads"].startswith("no difference seen at this scale")
-    assert status["gap", "nvfp4_naive", "qat_only"] == "opposite direction at this scale"
-    assert status["gap", "quads", "bf16"].startswith("not separated at this scale")
+    found = judged(load_sources(tmp_path, experiment, arms), experiment)
+    assert found["pass@1", "bf16", "nvfp4_naive"] == "contradicted: opposite direction"
+    assert found["pass@1", "bf16", "quads"] == "reproduced: within 2"
+    assert found["gap", "nvfp4_naive", "qat_only"] == "contradicted: opposite direction"
+    assert found["gap", "quads", "bf16"] == "inconclusive: interval holds 0"
+    # there is no loss to recover from
+    assert found["recovered", "qat_only", "nvfp4_naive"].startswith("not run: no finite value")
+
+
+def test_the_recovered_share_is_the_ratio_of_means(sources, evaluation):
+    arms = {s.arm.name: [s] for s in sources}
+    share = recovered(arms["qat_only"], arms["nvfp4_naive"], arms["bf16"], evaluation)
+    assert share.estimate == pytest.approx((60.5 - 20.5) / (90.5 - 20.5)) and share.low < share.estimate < share.high
 
 
 # --- broken sources ------------------------------------------------------------------------------------------------
@@ -195,6 +224,26 @@ def test_a_result_of_another_run_is_refused(made_up):
     path = _find(results, "eval", "result.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": "quads-seed7-0000000000"}))
     with pytest.raises(ResultFileError, match="is of run 'quads-seed7-0000000000'"):
+        load_sources(results, experiment, arms)
+
+
+def test_an_evaluation_with_other_settings_names_both(made_up):
+    results, experiment, arms = made_up
+    path = _find(results, "eval", "result.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eval_hash": "0123456789"}))
+    with pytest.raises(ResultFileError, match=r"with settings '0123456789', this experiment's are '[0-9a-f]{10}'"):
+        load_sources(results, experiment, arms)
+
+
+def test_an_evaluation_of_another_training_result_names_both(made_up):
+    results, experiment, arms = made_up
+    path, trained = _find(results, "eval", "result.json"), _find(results, "train", "result.json")
+    own = hashlib.sha256(trained.read_bytes()).hexdigest()
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "train_result_sha256": own}))
+    load_sources(results, experiment, arms)
+    trained.write_text(trained.read_text() + " ")
+    with pytest.raises(ResultFileError, match=f"evaluated the training result {own[:12]}, .* is [0-9a-f]{{12}}"):
         load_sources(results, experiment, arms)
 
 

@@ -11,13 +11,17 @@ error cases said.
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import json
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from quads.rollout.device import GPU
+
 os.environ.update(
+    **(GPU if "cpu" not in importlib.metadata.version("vllm") else {}),
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
@@ -41,6 +45,7 @@ from quads.numerics.qdq import fake_quantize_activation
 from quads.numerics.rac import RacSpec
 from quads.rollout.mode import EngineConfig, RolloutMode
 
+ON_GPU = "cpu" not in importlib.metadata.version("vllm")
 NEW_TOKENS = 6
 RAC = RacSpec(0.5)
 MODES = {
@@ -74,6 +79,8 @@ def start(model: str, mode: RolloutMode, dtype: str, masks: str | None = None, r
         disable_log_stats=True,
         quantization="quads",
         hf_overrides={"quantization_config": config},
+        # On a GPU the one backend for float32 and head_dim 32, and a small share, because other runs may use the card.
+        **({"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.02} if ON_GPU else {}),
         worker_extension_cls="quads.integrations.vllm.reload.WorkerExtension",
     )
 

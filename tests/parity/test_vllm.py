@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity_device import device
 from safetensors.torch import load_file, save_file
 from tiny_moe import tiny_model
 from tolerances import TOLERANCES
@@ -67,10 +68,10 @@ def job(tmp_path_factory):
     tests = Path(__file__).parents[1]
     child = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("engine_runs.py")), str(root / "job.json")],
-        env=os.environ | {"PYTHONPATH": str(tests)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
     return job
@@ -85,13 +86,14 @@ def trainer_model(job: dict, precision: Precision, name: str = "A") -> Qwen3MoeF
     apply_surgery(model.eval(), precision)
     if precision.rac is not None and precision.rac.mask == "static":
         set_static_masks(model, load_file(job["masks"][name]))
-    return model
+    return model.to(device())
 
 
 def logprobs(model: Qwen3MoeForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probs of tokens 1.. of ids [B, T] -> [B, T-1]."""
+    """Log-probs of tokens 1.. of ids [B, T] -> [B, T-1], on the CPU."""
+    ids = ids.to(model.device)
     with torch.no_grad():
-        return model(ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+        return model(ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0].cpu()
 
 
 def differences(job: dict, mode: str, precision: Precision) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,7 +117,7 @@ def on_a_rounding_boundary(job: dict, mode: str) -> torch.Tensor:
 
     def disturb(setup):
         def activation(x, part=None, token=None):
-            noise = torch.randn(x.shape, generator=generator) * x.abs().mean(-1, keepdim=True)
+            noise = torch.randn(x.shape, generator=generator).to(x.device) * x.abs().mean(-1, keepdim=True)
             return type(setup).activation(setup, x + 1e-6 * noise, part, token)
 
         setup.activation = activation
@@ -181,7 +183,7 @@ def test_engine_weights_equal_trainer_weights(job, run, precision, suffix, name)
     engine = load_file(Path(job["out"]) / f"weights_{run}{suffix}.safetensors")
     trainer = dict(quantized_weights(trainer_model(job, precision, name)))
     assert engine.keys() == trainer.keys() and len(engine) == 12
-    assert sum(int((engine[n] != w).sum()) for n, w in trainer.items()) == 0
+    assert sum(int((engine[n] != w.cpu()).sum()) for n, w in trainer.items()) == 0
 
 
 def test_receipt(job):

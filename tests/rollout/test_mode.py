@@ -52,3 +52,21 @@ def test_static_masks_need_a_source():
     assert mode.to_quantization_config(rac_masks="sync")["rac_masks"] == "sync"
     with pytest.raises(ValueError, match="no static mask"):
         RolloutMode().to_quantization_config(rac_masks="sync")
+
+
+@pytest.mark.parametrize("skip", ["mlp.gate", b"mlp", None, {"mlp": 1}, 3])
+def test_skip_must_be_a_list(skip):
+    with pytest.raises(ValueError, match="skip must be a list of dotted module names"):
+        EngineConfig.from_dict(RolloutMode().to_quantization_config() | {"skip": skip})
+    with pytest.raises(ValueError, match="skip must be a list of dotted module names"):
+        RolloutMode().to_quantization_config(skip=skip)
+
+
+@pytest.mark.parametrize("entry", ["", ".mlp", "mlp.", "mlp..gate", "mlp gate", "re:.*", None, 1])
+def test_skip_holds_dotted_names(entry):
+    with pytest.raises(ValueError, match="is no dotted module name"):
+        EngineConfig(skip=["mlp.gate", entry])
+
+
+def test_skip_as_list_is_a_tuple():
+    assert EngineConfig(skip=["mlp.gate", "layers.0"]) == EngineConfig(skip=("mlp.gate", "layers.0"))

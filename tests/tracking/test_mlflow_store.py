@@ -1,11 +1,14 @@
 """The import into a real MLflow store on SQLite: once, again, after a kill, after new results, and when broken."""
 
 import dataclasses
+import hashlib
+import json
 import socket
 import subprocess
 import sys
 
 import pytest
+import yaml
 from made_up_results import STEPS, made_up_arms, made_up_experiment, write_run
 
 from quads import track
@@ -50,6 +53,11 @@ def runs(client, key):
     return client.search_runs([experiment.experiment_id], f"tags.`quads.key` = '{key}'")
 
 
+def versions(client, run_id=None):
+    found = client.search_model_versions("name='quads-made_up-quads'")
+    return [v for v in found if run_id in (None, v.run_id)]
+
+
 def current(client, key):
     return [r for r in runs(client, key) if r.data.tags["quads.superseded"] == "false"]
 
@@ -75,9 +83,106 @@ def test_a_run_arrives_complete(tracking, client, payload):
 
 def test_again_is_found_and_parents_stay_one(tracking, client, payload):
     first, second = put(tracking, payload), put(tracking, payload)
-    assert second == store.Logged(first.run_id, "reused")
+    assert second == dataclasses.replace(first, action="reused")
     assert len(runs(client, payload.key)) == 1
     assert len(runs(client, "made_up")) == 1
+
+
+def test_a_run_is_one_registered_version_with_its_manifest(tracking, client, payload):
+    first, again = put(tracking, payload), put(tracking, payload)
+    (version,) = versions(client, first.run_id)
+    assert again.version == first.version == version.version
+    assert version.source == f"runs:/{first.run_id}/model"
+    assert version.tags["quads.run_id"] == payload.name and version.tags["quads.mode"] == "w4a4+rac"
+    assert client.get_model_version_by_alias("quads-made_up-quads", "seed0").version == version.version
+    assert client.get_model_version_by_alias("quads-made_up-quads", "newest").version == version.version
+    names = {a.path for a in client.list_artifacts(first.run_id, "model")}
+    assert names == {"model/quantization_manifest.json", "model/checkpoint.json"}
+    path = client.download_artifacts(first.run_id, "model/quantization_manifest.json")
+    manifest = json.loads(open(path).read())
+    assert (
+        manifest["digest"] == version.tags["quads.manifest"] == client.get_run(first.run_id).data.tags["quads.manifest"]
+    )
+
+
+def test_earlier_results_become_current_again(tracking, client, payload):
+    a, b = payload, dataclasses.replace(payload, content="other")
+    first, second, third = put(tracking, a), put(tracking, b), put(tracking, a)
+    assert (first.action, second.action, third.action) == ("created", "created", "revived")
+    assert third.run_id == first.run_id and third.version == first.version
+    assert [r.info.run_id for r in current(client, payload.key)] == [first.run_id]
+    assert len(runs(client, payload.key)) == 2
+    tags = {v.run_id: v.tags["quads.superseded"] for v in versions(client) if v.tags["quads.key"] == payload.key}
+    assert tags == {first.run_id: "false", second.run_id: "true"}
+    assert client.get_model_version_by_alias("quads-made_up-quads", "seed0").version == first.version
+    assert put(tracking, a).action == "reused"
+
+
+def test_versions_of_other_seeds_stay_current(tracking, client, payload):
+    model = dataclasses.replace(payload.model, name="two-seeds")
+    zero = put(tracking, dataclasses.replace(payload, model=model))
+    other = dataclasses.replace(model, alias="seed1")
+    one = put(tracking, dataclasses.replace(payload, key=f"{payload.key}/seed1", model=other))
+    aliases = client.get_registered_model("two-seeds").aliases
+    assert {k: int(v) for k, v in aliases.items()} == {
+        "seed0": zero.version,
+        "seed1": one.version,
+        "newest": one.version,
+    }
+    assert {v.tags["quads.superseded"] for v in client.search_model_versions("name='two-seeds'")} == {"false"}
+
+
+def test_a_small_checkpoint_travels_and_a_large_one_does_not(tmp_path):
+    experiment, arm = made_up_experiment(), made_up_arms()[0]
+    train, evaluation = write_run(tmp_path, experiment, arm, 0)
+    for engine in ("own", "bf16"):
+        (evaluation / f"{engine}.jsonl").write_text('{"header": {}}\n')
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_bytes(b"x" * 2048)
+    result = json.loads((train / "result.json").read_text()) | {"checkpoint": str(checkpoint)}
+    (train / "result.json").write_text(json.dumps(result))
+
+    def reference(limit):
+        tracking = experiment.tracking.model_copy(update={"upload_checkpoint_mib": limit})
+        changed = experiment.model_copy(update={"tracking": tracking})
+        payload = track.build_payload(changed, resolve_run(changed, arm, 0), train, evaluation)
+        return payload.artifacts["model"], json.loads(payload.texts["model/checkpoint.json"])
+
+    files, said = reference(1.0)
+    assert [f.name for f in files] == ["model.safetensors"] and said["state"] == "uploaded" and said["bytes"] == 2048
+    assert said["sha256"] == {"model.safetensors": hashlib.sha256(b"x" * 2048).hexdigest()}
+    files, said = reference(0.001)
+    assert files == [] and said["state"] == "referenced" and said["uri"] == checkpoint.as_uri() and said["sha256"] == {}
+
+
+def test_runs_that_the_store_lost_are_named(tracking, client, payload):
+    logged = put(tracking, payload)
+    assert store.lost_runs(tracking, [logged.run_id]) == {}
+    newer = put(tracking, dataclasses.replace(payload, content="other"))
+    client.delete_run(newer.run_id)
+    lost = store.lost_runs(tracking, ["f" * 32, logged.run_id, newer.run_id])
+    assert lost == {
+        "f" * 32: "not in the store",
+        logged.run_id: "superseded by another import",
+        newer.run_id: "deleted in the store",
+    }
+
+
+def test_check_names_and_mends_files_without_a_run(tmp_path, tracking, payload, caplog):
+    values = {"name": "made_up", "title": "t", "arms": ["bf16"], "tracking": tracking.model_dump()}
+    (tmp_path / "made_up.yaml").write_text(yaml.safe_dump(values))
+    folder = tmp_path / "results" / "made_up" / "mlflow"
+    kept, lost = folder / "kept.json", folder / "lost.json"
+    folder.mkdir(parents=True)
+    for path, run_id in ((kept, put(tracking, payload).run_id), (lost, "0" * 32)):
+        path.write_text(json.dumps({"tracking": True, "uri": tracking.uri, "mlflow_run_id": run_id}))
+    words = ["check", "--experiment", str(tmp_path / "made_up.yaml"), "--results", str(tmp_path / "results")]
+    assert track.main(words) == 1
+    assert f"{lost}: MLflow run {'0' * 32} is not in the store" in caplog.text and lost.is_file()
+    assert track.main([*words, "--mend"]) == 0
+    assert kept.is_file() and not lost.exists()
+    assert track.main(words) == 0
 
 
 def test_new_results_supersede_the_old_run(tracking, client, payload):
@@ -110,7 +215,8 @@ def test_a_killed_import_is_completed_not_repeated(tracking, client, payload, mo
     (left,) = current(client, payload.key)
     assert left.info.status == "RUNNING"
     logged = put(tracking, payload)
-    assert logged == store.Logged(left.info.run_id, "resumed")
+    assert (logged.run_id, logged.action) == (left.info.run_id, "resumed")
+    assert [v.version for v in versions(client, logged.run_id)] == [logged.version]
     assert len(runs(client, payload.key)) == 1
     assert client.get_run(logged.run_id).info.status == "FINISHED"
     # nothing twice: metric rows are keyed by time, which is computed from the run's start

@@ -1,6 +1,5 @@
 """The scheduler for one GPU machine: order, retries, limits, what it does when everything fails, what it packs."""
 
-import importlib.util
 import json
 import sys
 import tarfile
@@ -12,11 +11,11 @@ import pytest
 from quads import paths
 from quads.config import load_experiment
 
-SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "gpu_jobs.py"
-spec = importlib.util.spec_from_file_location("gpu_jobs", SCRIPT)
-gpu_jobs = importlib.util.module_from_spec(spec)
-sys.modules["gpu_jobs"] = gpu_jobs  # dataclasses look their module up
-spec.loader.exec_module(gpu_jobs)
+sys.path.insert(0, str(Path(__file__).parents[2] / "workflow" / "scripts"))
+
+import gpu_jobs
+import gpu_results
+
 Job = gpu_jobs.Job
 
 
@@ -59,9 +58,9 @@ def test_a_failed_job_is_tried_once_more_and_others_go_on(tmp_path):
     assert [j.status for j in (flaky, broken, fine, after)] == ["done", "failed", "done", "left out"]
 
 
-def test_three_failures_without_a_success_stop_everything(tmp_path):
+def test_four_failures_without_a_success_stop_everything(tmp_path):
     jobs = [job(tmp_path, f"run{i}", "1 / 0", trains=True) for i in range(8)]
-    assert len(schedule(tmp_path, jobs)) == 3
+    assert len(schedule(tmp_path, [job(tmp_path, "warmup", "1 / 0"), *jobs])) == 2 + 4
 
 
 def test_a_job_over_its_limit_is_ended(tmp_path):
@@ -119,14 +118,14 @@ def test_what_comes_back(tmp_path):
     (tmp_path / "results" / "toy_gpu" / "checkpoints" / "x" / "model.safetensors").write_text("large")
     (evaluated / "own.jsonl").write_text("{}\n")
     (evaluated / "result.json").write_text(json.dumps({"engines": {"own": {"pass_at_1": 0.9}}}))
-    gpu_jobs.pack(tmp_path, tmp_path / "out")
+    gpu_results.pack(tmp_path, tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "results.tar.gz") as archive:
         sizes = {m.name: m.size for m in archive.getmembers()}
     inside = "results/toy_gpu/train/bf16-seed0-abc"
-    assert sizes[f"{inside}/train.log"] == gpu_jobs.LOG_TAIL
+    assert sizes[f"{inside}/train.log"] == gpu_results.LOG_TAIL
     assert {f"{inside}/history.jsonl", f"{inside}/result.json"} <= sizes.keys()
     assert not any("safetensors" in name for name in sizes)
     with tarfile.open(tmp_path / "out" / "records.tar.xz") as archive:
         assert archive.getnames() == ["results/toy_gpu/eval/bf16-seed0-abc-def/own.jsonl"]
-    line = gpu_jobs.table(tmp_path).splitlines()[1].split()
+    line = gpu_results.table(tmp_path).splitlines()[1].split()
     assert line == ["toy_gpu/bf16-seed0-abc", "2", "0.500", "0.875", "0.900", "-", "0.5000", "4.00", "0"]

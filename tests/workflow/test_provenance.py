@@ -142,6 +142,13 @@ def test_training_reaches_numerics_and_not_the_paper() -> None:
     assert not set(provenance.NOT_IN_HASH) & reached
 
 
+def test_a_new_study_does_not_move_training() -> None:
+    """Of the diagnostics only what a training run calls is in its hash; the package's own file holds no code."""
+    reached = {m: f for m, f in closure(TRAINING).items() if m.startswith("quads.diagnostics")}
+    assert {m.rpartition(".")[2] for m in reached} == {"diagnostics", "collapse", "decompose", "during"}
+    assert canonical_source(reached["quads.diagnostics"].read_text()).strip() in ("", "pass")
+
+
 def test_hash_is_the_same_in_another_process() -> None:
     code = "import sys; from quads.provenance import *; print(code_hash(*TRAINING)); assert 'torch' not in sys.modules"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

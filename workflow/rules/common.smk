@@ -173,10 +173,14 @@ def show_tables():
                 print(f"\n{table}\n\n{table.read_text()}", file=sys.stderr)
 
 
+def dry_run():
+    """Whether this call only plans; workflow.dryrun is not known yet while the file is read."""
+    return any(re.fullmatch(r"-[a-z]*n[a-z]*|--dry-?run", word) for word in sys.argv)
+
+
 def show_estimates():
     """In a dry run: GPU-hours of every named experiment that states rates (quads.estimate)."""
-    # workflow.dryrun is not known yet while the file is read
-    if not any(re.fullmatch(r"-[a-z]*n[a-z]*|--dry-?run", word) for word in sys.argv):
+    if not dry_run():
         return
     for target in dict.fromkeys(sys.argv[1:]):
         experiment = EXPERIMENTS.get(target.removesuffix("_all"))

@@ -7,7 +7,7 @@ snakemake science_toy         those, the diagnostics of every trained run of the
 Figures and tables: results/<experiment>/diagnose-<hash>/<study>.{csv,md,svg,png}, runs in its folder runs/<run id>/.
 """
 
-from quads.diagnostics import STUDIES
+from quads.diagnostics.names import STUDIES
 
 ARMS = {
     name: config_hash(*load_arms(experiment, Path("configs"), more=True))

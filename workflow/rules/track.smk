@@ -9,7 +9,7 @@ TRAP: so a deleted database would leave markers that say that everything is trac
 from quads.markers import lost_markers
 
 for marker in lost_markers(Path("results")):
-    if workflow.dryrun:
+    if dry_run():
         print(f"{marker}: its store is gone; a real run imports again", file=sys.stderr)
     else:
         print(

@@ -7,7 +7,7 @@
 `start` leaves a scheduler in a session of its own and returns; it runs, in the order given, data and start checkpoint
 of each experiment, then per run training and evaluation. A job whose result exists is skipped, so `start` after a kill
 or on other words goes on where it was; training itself resumes from its checkpoints. A failed job is tried once more;
-when three jobs fail before any training has succeeded, the cause is not the run's own, and the scheduler stops.
+when trainings fail four times before any has succeeded, the cause is not the run's own, and the scheduler stops.
 `--seconds`: no training starts after that time.
 
 ROOT/results holds what `snakemake` would put under results/, ROOT/log one log per job, state.json and machine.csv
@@ -20,16 +20,16 @@ command that started it, and keeps going when one arm fails.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from gpu_results import pack, progress, table
 
 from quads import paths
 from quads.config import Experiment, Run, load_arms, load_experiment, resolve_run
@@ -37,10 +37,8 @@ from quads.config import Experiment, Run, load_arms, load_experiment, resolve_ru
 POLL_S = 1.0
 SPACING_S = 2.0  # between two starts: Ray sessions that start at once race for ports
 TRIES = 2
-HOPELESS = 3
+HOPELESS = 4
 PLENTY_MIB, PER_RUN_MIB = 100_000, 12_000
-PACKED = ("run.json", "result.json", "history.jsonl", "receipt.json", "surgery.json", "delta_weight.json")
-LOG_TAIL = 30_000  # bytes
 
 
 @dataclass
@@ -208,7 +206,7 @@ class Scheduler:
             return
         tail = self.log(job).read_text(errors="replace").splitlines()[-12:]
         self.note("\n".join(f"    | {line[:300]}" for line in tail))
-        failures = sum(j.tries - (j.status == "done") for j in self.jobs if j.process is None and j.name != "parity")
+        failures = sum(j.tries - (j.status == "done") for j in self.jobs if j.trains and j.process is None)
         if failures >= HOPELESS and not any(j.trains and j.status == "done" for j in self.jobs):
             self.hopeless = True
             self.note(f"{failures} failures and no success: stopping everything")
@@ -326,63 +324,6 @@ def wait(root: Path, seconds: float, out: Path) -> int:
     waits = [job["name"] for job in jobs if job["status"] != "done"]
     print(f"{len(jobs) - len(waits)} of {len(jobs)} jobs done, scheduler {'runs on' if running else 'has ended'}")
     return 0 if not waits else 3
-
-
-def progress(root: Path) -> str:
-    """Steps of the runs that train, newest machine line."""
-    steps = []
-    for history in sorted(root.glob("results/*/train/*/history.jsonl")):
-        if not history.with_name("result.json").exists():
-            lines = history.read_text().splitlines()
-            steps.append(f"{history.parent.name.rsplit('-', 1)[0]}:{max(len(lines) - 1, 0)}")
-    machine = root / "log" / "machine.csv"
-    last = machine.read_text().splitlines()[-1] if machine.exists() else ""
-    return f"{time.strftime('%H:%M:%S')} steps {' '.join(steps) or '-'} | s,jobs,gpu%,gpuMiB,hostMiB,load {last}"
-
-
-def pack(root: Path, out: Path) -> None:
-    """The two archives, each written whole."""
-    out.mkdir(parents=True, exist_ok=True)
-    results = root / "results"
-    small = [p for name in PACKED for p in results.glob(f"*/train/*/{name}")]
-    small += results.glob("shared/*/manifest.json")
-    small += [p for p in results.glob("*/eval/*/*") if p.suffix in {".json", ".md", ".csv"}]
-    with tarfile.open(out / "results.tar.gz", "w:gz") as archive:
-        for path in sorted(set(small)):
-            archive.add(path, path.relative_to(root))
-        for path in sorted([*(root / "log").iterdir(), *results.glob("*/train/*/train.log")]):
-            tail = path.read_bytes()[-LOG_TAIL:] if path.is_file() else b""
-            info = tarfile.TarInfo(str(path.relative_to(root)))
-            info.size = len(tail)
-            archive.addfile(info, io.BytesIO(tail))
-    with tarfile.open(out / "records.tar.xz", "w:xz") as archive:
-        for path in sorted(results.glob("*/eval/*/*.jsonl")):
-            archive.add(path, path.relative_to(root))
-    for path in sorted(out.iterdir()):
-        print(f"{path.stat().st_size / 2**20:6.2f} MiB {path.name}")
-
-
-def table(root: Path) -> str:
-    """One line per run: accuracy before and after, pass@1 in both engines, gap, step time."""
-    row = "{:48} {:>5} {:>5} {:>5} {:>5} {:>5} {:>7} {:>6} {:>4}".format
-    lines = [row("run", "steps", "acc0", "accN", "own", "bf16", "gap", "s/step", "dW")]
-    for folder in sorted(root.glob("results/*/train/*")):
-        history = folder / "history.jsonl"
-        rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
-        trained = [r for r in rows if "reward" in r]
-        accuracy = [r["eval_accuracy"] for r in rows if "eval_accuracy" in r]
-        engines: dict = {}
-        for result in folder.parents[1].glob(f"eval/{folder.name}-*/result.json"):
-            engines = json.loads(result.read_text())["engines"]
-        result = folder / "result.json"
-        different = json.loads(result.read_text())["delta_weight"]["different"] if result.exists() else "-"
-        passed = [f"{engines[e]['pass_at_1']:.3f}" if e in engines else "-" for e in ("own", "bf16")]
-        gap = f"{sum(r['gap_mean'] for r in trained[-10:]) / len(trained[-10:]):.4f}" if trained else "-"
-        pace = f"{sorted(r['seconds'] for r in trained)[len(trained) // 2]:.2f}" if trained else "-"
-        ends = [f"{accuracy[i]:.3f}" if len(accuracy) > j else "-" for i, j in ((0, 0), (-1, 1))]
-        name = f"{folder.parents[1].name}/{folder.name}"
-        lines.append(row(name, len(trained), *ends, *passed, gap, pace, different))
-    return "\n".join(lines)
 
 
 def main() -> int:

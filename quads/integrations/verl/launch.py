@@ -67,11 +67,11 @@ def _terminate(signum: int, frame: Any) -> None:
 def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], None]) -> None:
     """Train `run`; `on_row` gets every history row as soon as verl has logged its step."""
     paths.out.mkdir(parents=True, exist_ok=True)
-    launch = paths.out / "launch.json"
-    launch.write_text(json.dumps({"overrides": verl_overrides(run, paths)}, indent=1))
     attempt = sum(1 for _ in paths.out.glob("verl_metrics.*")) + 1
     metrics = paths.out / f"verl_metrics.{attempt}.jsonl"
     metrics.touch()
+    launch, shared = paths.out / "launch.json", environment(run, paths.ray, metrics)
+    launch.write_text(json.dumps({"overrides": verl_overrides(run, paths), "environment": shared}, indent=1))
     log_path = paths.out / "train.log"
     with log_path.open("ab") as log_file:
         log_file.write(f"\n===== attempt {attempt}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')} =====\n".encode())
@@ -81,7 +81,7 @@ def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], N
             stdout=log_file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **environment(run, paths.ray, metrics)},
+            env={**os.environ, **shared},
             start_new_session=True,
         )
     tail, family = MetricsTail(metrics), set[Process]()

@@ -1,6 +1,6 @@
 """Driver of one training run: verl's task runner in this process, on a private Ray session.
 
-    python -m quads.integrations.verl.main LAUNCH.json        LAUNCH.json = {"overrides": [...]}
+    python -m quads.integrations.verl.main LAUNCH.json        LAUNCH.json = {"overrides": [...], "environment": {...}}
 
 Differs from `verl.trainer.main_ppo` in two ways. The config is composed from an explicit list of overrides, without
 Hydra's working-directory and logging side effects. And the task runner runs here, not in a Ray actor of its own:
@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from quads.integrations.ray_cluster import ADDRESS
 from quads.lifeline import watch_parent
 
 log = logging.getLogger("quads.train")
+
+WITHOUT_RAY = ("torch", "transformers", "tensordict", "vllm")
 
 
 def compose(overrides: list[str]) -> Any:
@@ -41,8 +46,11 @@ def check_platform(config: Any) -> None:
         )
 
 
-def start_ray(config: Any) -> None:
-    """The Ray session, with verl's runtime environment."""
+def start_ray(config: Any, environment: dict[str, str]) -> None:
+    """A private Ray session, or the cluster named by QUADS_RAY_ADDRESS, with verl's runtime environment.
+
+    The raylets of a cluster were started without `environment`, so every actor is given it by name.
+    """
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -50,6 +58,13 @@ def start_ray(config: Any) -> None:
     runtime_env = get_ppo_ray_runtime_env(config)
     runtime_env.setdefault("env_vars", {})["TRANSFER_QUEUE_ENABLE"] = "1"
     options = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    address = os.environ.get(ADDRESS)
+    if address is not None:
+        runtime_env["env_vars"] |= environment
+        options = {"address": address}
+    else:
+        # Somebody's cluster on this machine is not ours to join.
+        os.environ.pop("RAY_ADDRESS", None)
     ray.init(**{**options, "runtime_env": runtime_env}, log_to_driver=True)
 
 
@@ -77,10 +92,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     launch = json.loads(Path(sys.argv[1]).read_text())
     config = compose(launch["overrides"])
-    # Ray's daemons and this process's imports (torch, verl) take about ten seconds each: overlap them.
-    starting = threading.Thread(target=lambda: __import__("quads.integrations.verl.trainer"), daemon=True)
+    # Ray's daemons and this process's imports take about ten seconds each: overlap them. Only packages that do not
+    # touch Ray: verl's imports register usage tags, and ray.init fails when their dictionary changes while it reads it.
+    starting = threading.Thread(target=lambda: [import_module(name) for name in WITHOUT_RAY], daemon=True)
     starting.start()
-    start_ray(config)
+    start_ray(config, launch["environment"])
     starting.join()
     train(config)
 

@@ -74,7 +74,8 @@ def _data(run: Run, paths: RunPaths) -> dict[str, Any]:
         "data.shuffle": True,
         "data.seed": run.seed,
         "data.validation_shuffle": False,
-        "data.filter_overlong_prompts": False,
+        # Chains have one known length; problems in words do not, and an overlong prompt would stop the run.
+        "data.filter_overlong_prompts": bool(run.data.sets),
     }
 
 
@@ -94,15 +95,25 @@ def _algorithm(run: Run) -> dict[str, Any]:
 
 def _actor(run: Run) -> dict[str, Any]:
     grpo, runtime, actor = run.grpo, run.runtime, "actor_rollout_ref.actor"
-    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    return {
+    compute = "bf16" if runtime.compute_dtype == "bfloat16" else "fp32"
+    precision = {"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    batching = {}
+    if runtime.tokens_per_gpu is not None:
+        batching = {
+            f"{actor}.use_dynamic_bsz": True,
+            f"{actor}.ppo_max_token_len_per_gpu": runtime.tokens_per_gpu,
+        }
+    return batching | {
         f"{actor}.strategy": "fsdp2",
         f"{actor}.fsdp_config.strategy": "fsdp2",
         "actor_rollout_ref.ref.strategy": "fsdp2",
         f"{actor}.fsdp_config.use_torch_compile": False,
         f"{actor}.use_torch_compile": False,
         f"{actor}.fsdp_config.seed": run.seed,
-        f"+{actor}.fsdp_config.mixed_precision": fp32,
+        f"{actor}.fsdp_config.model_dtype": "fp32",
+        f"+{actor}.fsdp_config.mixed_precision": precision,
+        f"{actor}.fsdp_config.param_offload": runtime.offload,
+        f"{actor}.fsdp_config.optimizer_offload": runtime.offload,
         f"{actor}.ppo_mini_batch_size": grpo.mini_batch_prompts,
         f"{actor}.ppo_micro_batch_size_per_gpu": runtime.micro_batch_sequences,
         f"{actor}.ppo_epochs": grpo.epochs_per_batch,
@@ -139,8 +150,8 @@ def _rollout(run: Run, paths: RunPaths) -> dict[str, Any]:
         f"{rollout}.top_k": -1,
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.dtype": runtime.engine_dtype,
-        f"{rollout}.free_cache_engine": False,
-        f"+{rollout}.enable_sleep_mode": False,
+        f"{rollout}.free_cache_engine": runtime.sleep,
+        f"+{rollout}.enable_sleep_mode": runtime.sleep,
         f"{rollout}.enforce_eager": True,
         f"{rollout}.enable_prefix_caching": False,
         f"{rollout}.gpu_memory_utilization": runtime.gpu_memory_utilization,
@@ -177,14 +188,18 @@ def _trainer(run: Run, paths: RunPaths) -> dict[str, Any]:
         "trainer.nnodes": runtime.nodes,
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": TRAINER_MODE,
-        f"+trainer.v1.{TRAINER_MODE}": {},
+        f"+trainer.v1.{TRAINER_MODE}": {
+            "out": str(paths.out),
+            "decompose_every": run.decompose_every,
+            "stop_on": run.collapse.model_dump() if grpo.stop_on_collapse else None,
+        },
         "trainer.project_name": "quads",
         "trainer.experiment_name": run.id,
         "trainer.logger": ["file"],
         "trainer.total_training_steps": grpo.steps,
         "trainer.total_epochs": 1,
         "trainer.save_freq": grpo.save_every,
-        "trainer.test_freq": grpo.steps,
+        "trainer.test_freq": grpo.evaluate_every or grpo.steps,
         "trainer.val_before_train": True,
         "trainer.resume_mode": "auto",
         "trainer.max_actor_ckpt_to_keep": 2,
@@ -198,15 +213,15 @@ def _trainer(run: Run, paths: RunPaths) -> dict[str, Any]:
 
 
 def _ray(run: Run, paths: RunPaths) -> dict[str, Any]:
-    if run.runtime.device != "cpu":
-        return {"+ray_kwargs.ray_init.include_dashboard": False, "+ray_kwargs.ray_init._temp_dir": paths.ray}
-    return {
-        "ray_kwargs.ray_init.num_cpus": 12,
-        "+ray_kwargs.ray_init.num_gpus": run.runtime.gpus_per_node,
-        "+ray_kwargs.ray_init.include_dashboard": False,
-        "+ray_kwargs.ray_init._temp_dir": paths.ray,
-        "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
-    }
+    runtime, init = run.runtime, "ray_kwargs.ray_init"
+    values: dict[str, Any] = {f"+{init}.include_dashboard": False, f"+{init}._temp_dir": paths.ray}
+    if runtime.nodes == 1:
+        # Logical resources for Ray to hand out: verl asks for one CPU per actor, however few cores there are.
+        values |= {f"{init}.num_cpus": 12, f"+{init}.num_gpus": runtime.gpus_per_node}
+    store = runtime.object_store_mib or (191 if runtime.device == "cpu" else None)
+    if store is not None:
+        values[f"+{init}.object_store_memory"] = store * 2**20
+    return values
 
 
 def _quads(run: Run, paths: RunPaths) -> dict[str, Any]:
@@ -218,6 +233,9 @@ def _quads(run: Run, paths: RunPaths) -> dict[str, Any]:
             "activation": run.arm.trainer.activation,
             "scale_group": run.arm.weight_scale_group,
             "skip": list(run.arm.keep_high_precision),
+            "backend": run.runtime.trainer_backend,
+            "experts": run.runtime.trainer_experts,
+            "cache": run.runtime.weight_cache,
             "rac": rac.model_dump() if rac is not None and static else None,
             "calibration": str(paths.data / "calibration.parquet") if static else None,
             "masks": str(paths.checkpoints / "rac_masks.safetensors") if static else None,
@@ -233,9 +251,9 @@ def verl_overrides(run: Run, paths: RunPaths) -> list[str]:
     model = {
         "actor_rollout_ref.model.path": paths.model,
         "actor_rollout_ref.model.external_lib": f"{PACKAGE}.engine",
-        "+actor_rollout_ref.model.override_config.attn_implementation": "eager",
-        "actor_rollout_ref.model.use_remove_padding": False,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": run.runtime.attention,
+        "actor_rollout_ref.model.use_remove_padding": run.runtime.remove_padding,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": run.runtime.gradient_checkpointing,
     }
     merged = (
         _data(run, paths)

@@ -19,6 +19,8 @@ import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
+from quads.integrations.torch_gloo import accept_gloo_twice
+
 
 class _CpuDevice(types.ModuleType):
     """torch.cpu, plus the names of torch.cuda that verl calls on any device."""
@@ -66,6 +68,7 @@ class _CpuDevice(types.ModuleType):
 
 
 _DEVICE = _CpuDevice("quads_cpu_device")
+accept_gloo_twice()
 
 
 @PlatformRegistry.register(platform="cpu")

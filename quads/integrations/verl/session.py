@@ -11,15 +11,19 @@ import os
 from pathlib import Path
 
 from quads.config import Run
+from quads.rollout.device import GPU
 
 SESSION = "QUADS_SESSION"
 
 
 def weight_socket(handle: str) -> str:
-    """verl's ZMQ handle with this session's name in it, so that sessions on one machine do not meet."""
+    """verl's ZMQ handle with this session's name in it, so that sessions on one machine do not meet.
+
+    Unchanged without a session: a verl run of somebody else's launcher names its sockets itself, on both ends.
+    """
     session = os.environ.get(SESSION)
     if not session:
-        raise RuntimeError(f"{SESSION} is not set: start training through `python -m quads.train`")
+        return handle
     return handle.replace("rl-colocate-zmq", f"rl-colocate-zmq-{session}")
 
 
@@ -57,5 +61,5 @@ def environment(run: Run, ray_dir: Path, metrics: Path) -> dict[str, str]:
         }
     else:
         # The stock FSDP engine is registered for (cuda, nvidia): the vendor picks ours over it.
-        env |= {"VERL_ENGINE_VENDOR": "quads"}
+        env |= {"VERL_PLATFORM": "nvidia", "VERL_ENGINE_VENDOR": "quads", **GPU}
     return env

@@ -1,7 +1,9 @@
-"""verl workers that hand the QUADS options to the engine, use gloo on CPU, and compare weights with the engine's.
+"""verl workers that hand the QUADS options to the engine, use gloo on CPU, and measure trainer against engine.
 
 `check_engine_weights` is the definition of delta_weight = 0: the dequantized weights that the rollout engine holds,
 dumped by the engine itself, against the fake-quantized weights that the trainer multiplies with, element by element.
+`rung_log_probs` scores a rollout batch at the precisions of the decomposition (quads.trainer.rungs), with the rollout's
+precision read from the options that the engine itself was started with.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
-from verl.single_controller.base.decorator import Dispatch, register
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -19,7 +24,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from quads.integrations.verl.engine import QuadsOptions, set_options
 from quads.integrations.verl.loss import ppo_loss_with_gap
 from quads.integrations.verl.session import weight_socket
+from quads.layers.setup import Precision
 from quads.layers.surgery import quantized_weights
+from quads.rollout.mode import EngineConfig
+from quads.trainer.rungs import at_precision, rung_precisions
 from quads.trainer.weights import compare_weights
 
 
@@ -40,8 +48,16 @@ class QuadsTrainingWorker(TrainingWorker):
         super().set_loss_fn(partial(ppo_loss_with_gap, **loss_fn.keywords))
 
 
+def rollout_precision(rollout: Any) -> Precision:
+    """Precision of the rollout engine, from the Hydra node of its start-up options."""
+    options = rollout.engine_kwargs.vllm.hf_overrides.quantization_config
+    config = EngineConfig.from_dict(OmegaConf.to_container(options, resolve=True))
+    mode = config.mode
+    return Precision(mode.weight, mode.activation, mode.scale_group, mode.rac, config.skip)
+
+
 class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
-    """ActorRolloutRefWorker with the QUADS engine, a private weight socket and the weight comparison."""
+    """ActorRolloutRefWorker with the QUADS engine, a private weight socket and the two measurements."""
 
     actor_worker_cls = QuadsTrainingWorker
     ref_worker_cls = QuadsTrainingWorker
@@ -65,3 +81,22 @@ class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
             Path(self.options.delta_weight_report).write_text(json.dumps(report, indent=1))
         Path(path).unlink(missing_ok=True)
         return report
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def rung_log_probs(self, data: TensorDict) -> TensorDict:
+        """Log-probs of the batch at each of quads.trainer.rungs.RUNGS, as fields `rung_<name>` (nested [B, tokens]).
+
+        Same forward, micro-batches and weights as the update that follows; rungs of equal precision are one forward.
+        """
+        engine = self.actor.engine
+        scored: dict[Precision, Any] = {}
+        found = {}
+        for name, precision in rung_precisions(self.options.precision, rollout_precision(self.config.rollout)).items():
+            if precision not in scored:
+                with at_precision(engine.module, precision, engine.sent_masks):
+                    output = self.actor.infer_batch(data)
+                scored[precision] = None if output is None else output["log_probs"]
+            found[f"rung_{name}"] = scored[precision]
+        if any(value is None for value in found.values()):
+            return None
+        return tu.get_tensordict(tensor_dict=found, non_tensor_dict={}).cpu()

@@ -6,11 +6,13 @@
     quantization.py   the config object and the linear method
     moe.py            the routed-experts method
     state.py          per-layer state: names, masks, counters
+    preflight.py      refusals before weights are loaded and before a step is run
     receipt.py        what was quantized, written as JSON and checked for completeness
     reload.py         weight updates and weight dumps
 
 Backend, by config key `backend` and in the receipt: reference = "emulated (torch)", triton = "emulated (triton)",
-native = an error until FP4 hardware ran it. Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs. Eager
-mode only with every backend, since the experts' row counts are read on the host (that excludes vLLM's compile and CUDA
-graphs; the kernels themselves hold no host value).
+native = an error until FP4 hardware ran it. Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs.
+Reference is eager only (it reads row counts and finite checks on the host): enforce_eager=False is refused. Triton's
+layers are custom ops without host values, for vLLM's compile and CUDA graphs too; fp8 activations, batch masks and
+token masks by channel are quantized by torch there, which is eager only again. The receipt's `execution` says which.
 """

@@ -20,6 +20,11 @@
    cause    profiling and warm-up call the same forward; some warm-ups carry attention metadata like real requests
    safety   wraps compile_or_warm_up_model of the worker classes, sets a flag while the original runs
    window   0.26 to 0.32
+5. Nothing runs in a layer when a captured graph is replayed (patch `check_before_steps`)
+   symptom  with CUDA graphs an engine without its static RAC masks would serve uncompensated, without a word
+   cause    a check in a layer runs at capture only
+   safety   wraps execute_model of the GPU worker class (the CPU worker inherits it): raises before, never changes it
+   window   0.26 to 0.32: the first argument has total_num_scheduled_tokens
 
 All patches are idempotent: a second install() finds its own mark and returns.
 """
@@ -46,22 +51,26 @@ _warming_up = False
 
 
 def install() -> None:
-    """Install both patches; idempotent."""
+    """Install all patches; idempotent."""
     audit_after_load()
     mark_warm_up()
+    check_before_steps()
 
 
 def audit_after_load() -> None:
-    """Item 3: run receipt.finish_load on every model that a "quads" engine has loaded."""
+    """Item 3: run preflight before a "quads" engine loads a model, receipt.finish_load afterwards."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     def audited(original: Callable, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        from quads.integrations.vllm.preflight import preflight
         from quads.integrations.vllm.quantization import QuadsConfig
         from quads.integrations.vllm.receipt import finish_load
 
+        if not isinstance(vllm_config.quant_config, QuadsConfig):
+            return original(self, vllm_config, *args, **kwargs)
+        preflight(vllm_config)
         model = original(self, vllm_config, *args, **kwargs)
-        if isinstance(vllm_config.quant_config, QuadsConfig):
-            finish_load(model, vllm_config.quant_config)
+        finish_load(model, vllm_config.quant_config)
         return model
 
     _wrap(BaseModelLoader, "load_model", audited)
@@ -87,6 +96,21 @@ def mark_warm_up() -> None:
         worker = getattr(module, class_name)
         if "compile_or_warm_up_model" in vars(worker):
             _wrap(worker, "compile_or_warm_up_model", warming_up)
+
+
+def check_before_steps() -> None:
+    """Item 5: run preflight.check_serving before every step that has tokens."""
+
+    def checked(original: Callable, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        from quads.integrations.vllm.preflight import check_serving
+
+        if scheduler_output.total_num_scheduled_tokens and not is_start_up():
+            check_serving(self)
+        return original(self, scheduler_output, *args, **kwargs)
+
+    from vllm.v1.worker.gpu_worker import Worker
+
+    _wrap(Worker, "execute_model", checked)
 
 
 def is_start_up() -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from quads.config import Evaluation, Runtime
 from quads.evaluation.sampling import Sample
+from quads.rollout.device import GPU
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ def prepare_environment(runtime: Runtime) -> None:
     if runtime.device == "cpu":
         # without these vLLM pins OpenMP threads to cores that other jobs use, and its barriers wait for them
         wanted |= _CPU | {"OMP_NUM_THREADS": str(runtime.threads)}
+    else:
+        wanted |= GPU
     late = [k for k, v in wanted.items() if os.environ.get(k) != v]
     if late and "vllm" in sys.modules:
         raise RuntimeError(f"vllm is already imported, {', '.join(late)} would be ignored; call this first")
@@ -124,10 +127,10 @@ class Engine:
             "disable_log_stats": True,
             "seed": self.sampling.seed,
         }
-        if runtime.device == "cpu":
-            # by default vLLM takes a share of all memory of the machine
-            arguments["kv_cache_memory_bytes"] = runtime.kv_cache_mib << 20
-        else:
+        # Stated in bytes, as in training: by default vLLM takes a share of all memory of the machine, and on a GPU that
+        # others use it measures that share while they allocate, which it then takes for an error of its own.
+        arguments["kv_cache_memory_bytes"] = runtime.kv_cache_mib << 20
+        if runtime.device != "cpu":
             arguments["gpu_memory_utilization"] = runtime.gpu_memory_utilization
         if runtime.attention_backend:
             arguments["attention_backend"] = runtime.attention_backend

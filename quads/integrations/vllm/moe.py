@@ -6,12 +6,13 @@
 
 E local experts, D model width, F expert width, T tokens, S choices. Global scales are per expert; scale_group "fused"
 shares one between gate and up. A batch mask of the second GEMM is one mask over all routed rows of this forward.
-Differs from a GPU engine's grouped GEMM in speed only: experts are looped over on the host, those without rows cost
-nothing.
+Backend reference loops over experts on the host, those without rows cost nothing; backend triton sorts rows on the
+device and runs one grouped kernel per GEMM. Both choose the same rows in the same order.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from quads.integrations.vllm.quantization import (
     QuadsConfig,
     check_backend,
     check_block,
+    check_parts,
     check_single_shard,
     load_masks,
     store,
 )
-from quads.integrations.vllm.state import ATTRIBUTE, LayerState
-from quads.layers.routing import RoutedRows, combine, route
+from quads.integrations.vllm.state import ATTRIBUTE, LayerState, naming_input
+from quads.kernels import backend as kernels
+from quads.layers.routing import DeviceRows, RoutedRows, combine, route, route_on_device
 from quads.layers.weights import quantize_rows
 from quads.numerics.qdq import ActivationQ, WeightQ, emulated_linear
 
@@ -76,6 +79,9 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         check_backend(self.config, layer.w13_weight)
         load_masks(self.config, state, layer.w13_weight.device)
         w13, w2 = layer.w13_weight.data, layer.w2_weight.data
+        hidden = [f"{self.name}.gate_proj", f"{self.name}.up_proj"]
+        check_parts(w13, state.widths, hidden)
+        check_parts(w2, [w2.shape[1]], [f"{self.name}.down_proj"])
         for parameter, w, widths in (("w13_weight", w13, state.widths), ("w2_weight", w2, [w2.shape[1]])):
             name = f"{self.name}.{parameter}"
             store(layer, parameter, quantize_rows(w, mode.weight, widths, mode.scale_group, name))
@@ -94,49 +100,59 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         """x [T, D], topk_weights [T, S], topk_ids [T, S] (global experts) -> [T, D]; shared experts are the runner's
         job.
         """
-        ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
-        rows = route(ids, layer.w13_weight.shape[0])
-        if not rows.experts:
-            return torch.zeros_like(x)
-        on_input = layer.apply_router_weight_on_input
+        ids, experts = local_experts(topk_ids, layer.expert_map), layer.w13_weight.shape[0]
+        triton = self.config.engine.backend == "triton"
+        if triton and self.config.graph_safe:
+            rows: DeviceRows | RoutedRows = route_on_device(ids, experts)
+        else:
+            rows = route(ids, experts)
+            if not rows.experts:
+                return torch.zeros_like(x)
+        on_input, token = layer.apply_router_weight_on_input, rows.token
         if on_input:
             scale = topk_weights.reshape(-1)[rows.order].unsqueeze(-1).to(x.dtype)
-            y = self._experts(layer, x[rows.token] * scale, rows, gathered=True)
-        else:
-            y = self._experts(layer, x, rows, gathered=False)
+            x, token = x[token] * scale, None
+        y = self._triton(layer, x, token, rows) if triton else self._reference(layer, x, token, rows)
         return combine(y, torch.ones_like(topk_weights) if on_input else topk_weights, rows).to(x.dtype)
 
-    def _experts(self, layer: torch.nn.Module, x: torch.Tensor, rows: RoutedRows, gathered: bool) -> torch.Tensor:
-        """y [R, D] in row order; x is [R, D] when gathered, else [T, D]."""
+    def _reference(
+        self, layer: torch.nn.Module, x: torch.Tensor, token: torch.Tensor | None, rows: RoutedRows
+    ) -> torch.Tensor:
+        """y [R, D] in row order; row r is x[token[r]], or x[r] without token."""
         if self.config.engine.mode.name == "bf16":
-            return _plain_experts(layer, x if gathered else x[rows.token], rows)
+            return _plain_experts(layer, x if token is None else x[token], rows)
         state = getattr(layer, ATTRIBUTE)
-        if self.config.engine.backend == "triton":
-            return self._triton_experts(layer, state, x, rows, gathered)
         a = state.quantize_input(f"{self.name}.w13", x)
-        a = a if gathered else ActivationQ(a.qs[rows.token], a.rcp[rows.token])
+        a = a if token is None else ActivationQ(a.qs[token], a.rcp[token])
         gate_up = _multiply(a, layer.w13_weight, layer.w13_rcp, rows, x.dtype)
         gate, up = gate_up.chunk(2, dim=-1)
         h = state.quantize_input(f"{self.name}.w2", silu(gate) * up)
         return _multiply(h, layer.w2_weight, layer.w2_rcp, rows, x.dtype)
 
-    def _triton_experts(
-        self, layer: torch.nn.Module, state: LayerState, x: torch.Tensor, rows: RoutedRows, gathered: bool
+    def _triton(
+        self, layer: torch.nn.Module, x: torch.Tensor, token: torch.Tensor | None, rows: DeviceRows | RoutedRows
     ) -> torch.Tensor:
-        """The same with backend triton: one grouped kernel per GEMM instead of a loop over experts."""
-        from quads.kernels.backend import grouped_product
-        from quads.kernels.rac_gemm import Terms
-
-        ends = torch.zeros(layer.w13_weight.shape[0] + 1, dtype=torch.int32)
+        """The same as one custom op, without a wait for the GPU when the config is graph-safe. Mode bf16 too."""
+        masks = getattr(layer, ATTRIBUTE).masks
+        weights = (layer.w13_weight, layer.w13_rcp, layer.w2_weight, layer.w2_rcp)
+        rest = (masks.get(f"{self.name}.w13"), masks.get(f"{self.name}.w2"), self.config.engine.mode.activation)
+        if isinstance(rows, DeviceRows):
+            return kernels.expert_rows(x, token, rows.offsets, *weights, *rest, self.config.rac)
+        counts = [0] * layer.w13_weight.shape[0]
         for expert, count in rows.experts:
-            ends[expert + 1] = count
-        offsets = ends.cumsum(0, dtype=torch.int32).to(x.device)
-        t = state.quantize_operands(f"{self.name}.w13", x)
-        if not gathered:
-            t = Terms(*(None if part is None else part[rows.token] for part in t))
-        gate, up = grouped_product(t, layer.w13_weight, layer.w13_rcp, offsets, x.dtype).chunk(2, dim=-1)
-        h = state.quantize_operands(f"{self.name}.w2", silu(gate) * up)
-        return grouped_product(h, layer.w2_weight, layer.w2_rcp, offsets, x.dtype)
+            counts[expert] = count
+        ends = list(itertools.accumulate(counts, initial=0))
+        offsets = torch.tensor(ends, dtype=torch.int32, device=x.device)
+        with naming_input(self.name):
+            return kernels.expert_rows(x, token, offsets, *weights, *rest, self.config.rac)
+
+
+def local_experts(topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
+    """Local expert numbers of global ones; -1 for a choice that is -1 or whose expert lives on another rank."""
+    if expert_map is None:
+        return topk_ids
+    ids = topk_ids.long()
+    return torch.where(ids < 0, -1, expert_map[ids.clamp(min=0)])
 
 
 def _multiply(

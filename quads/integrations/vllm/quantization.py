@@ -5,7 +5,7 @@
              bf16-rounded)
              weight_rcp fp32 [N, 1], the remaining factor of every row
     forward  y = numerics.emulated_linear(quantize_activation(x), (weight, weight_rcp))       backend reference
-             the same product in one Triton kernel, another order of additions                backend triton
+             torch.ops.quads.linear: quads.kernels, another order of additions                 backend triton
 
 Weights are quantized from the checkpoint's values at every load and at every layerwise reload by quads.layers.weights,
 the trainer's own function. Shapes and dtypes never change, so that a reload copies into the same storage.
@@ -17,6 +17,7 @@ Differs from vLLM's own NVFP4: that quantizes no linear online, and on GPUs with
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,11 +31,12 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.utils import replace_parameter
 
 from quads.integrations.vllm.compat import OnlineLinearBase
-from quads.integrations.vllm.state import ATTRIBUTE, LayerState
-from quads.layers.names import FUSED, skip_reason
+from quads.integrations.vllm.state import ATTRIBUTE, LayerState, naming_input
+from quads.kernels import backend as kernels
+from quads.layers.names import FUSED, skip_reason, trainer_module, trainer_names
 from quads.layers.weights import quantize_rows
 from quads.numerics.formats import BLOCK
-from quads.numerics.qdq import WeightQ, emulated_linear
+from quads.numerics.qdq import WeightQ, check_finite, emulated_linear
 from quads.rollout.mode import QUANT_METHOD, EngineConfig
 
 BACKENDS = {"reference": "emulated (torch)", "triton": "emulated (triton)", "native": "native (FP4)"}  # in receipts
@@ -49,6 +51,13 @@ class QuadsConfig(QuantizationConfig):
         super().__init__()
         self.engine = engine if engine is not None else EngineConfig()
         self.backend = BACKENDS[self.engine.backend]
+        mode = self.engine.mode
+        choice = (self.engine.backend, mode.activation, mode.rac)
+        self.activation_kernel, self.activation_reason = kernels.activation_kernel(*choice)
+        self.graph_safe, self.graph_reason = kernels.graph_safe(*choice)
+        self.rac = kernels.rac_code(mode.rac)
+        self.engine_mode = "unknown"  # eager, or how vLLM compiles and captures (preflight)
+        self.has_masks = not mode.needs_masks  # whether every static mask has arrived
         self.reloads = 0  # completed weight updates
         self.broken: str | None = None  # why the weights can no longer be trusted
 
@@ -111,8 +120,8 @@ def register_method() -> None:
 
 
 def engine_layer_name(prefix: str) -> str:
-    """Module name without the inner container that some versions put around the expert weights."""
-    return prefix.removesuffix(".routed_experts")
+    """Module name as in the trainer, without the inner container that some versions put around the expert weights."""
+    return trainer_module(prefix.removesuffix(".routed_experts"))
 
 
 def load_masks(config: QuadsConfig, state: LayerState, device: torch.device) -> None:
@@ -129,10 +138,7 @@ def load_masks(config: QuadsConfig, state: LayerState, device: torch.device) -> 
 
 def check_backend(config: QuadsConfig, weight: torch.Tensor) -> None:
     """RuntimeError with the reason when the configured backend cannot multiply with this weight; called at load."""
-    if config.engine.backend != "reference":
-        from quads.kernels.backend import require
-
-        require(config.engine.backend, weight.dtype, weight.device.type)
+    kernels.require(config.engine.backend, weight.dtype, weight.device.type)
 
 
 def check_block(name: str, config: EngineConfig, inner: int) -> None:
@@ -151,6 +157,18 @@ def check_single_shard(name: str, tp_size: int) -> None:
             f"{name}: tensor parallel size {tp_size} is not supported (scales would be taken "
             f"per shard); use tensor_parallel_size=1 and data parallel replicas"
         )
+
+
+def check_parts(w: torch.Tensor, widths: list[int], names: Sequence[str]) -> None:
+    """ValueError naming the part [..., n_i, K] of a fused weight that holds NaN or infinity, and the expert."""
+    for part, name in zip(w.split(widths, dim=-2), names, strict=True):
+        try:
+            check_finite(part, name)
+        except ValueError as error:
+            if w.dim() < 3:
+                raise
+            bad = (~torch.isfinite(part)).flatten(1).any(1).nonzero()[:, 0].tolist()
+            raise ValueError(f"{error} (experts {bad})") from error
 
 
 def store(layer: torch.nn.Module, parameter: str, quantized: WeightQ) -> None:
@@ -195,6 +213,7 @@ class QuadsLinearMethod(OnlineLinearBase):
         state, mode = getattr(layer, ATTRIBUTE), self.config.engine.mode
         check_backend(self.config, layer.weight)
         load_masks(self.config, state, layer.weight.device)
+        check_parts(layer.weight.data, state.widths, [f"{name}.weight" for name in trainer_names(self.name)])
         quantized = quantize_rows(layer.weight.data, mode.weight, state.widths, mode.scale_group, self.name)
         store(layer, "weight", quantized)
         state.loads += 1
@@ -204,12 +223,19 @@ class QuadsLinearMethod(OnlineLinearBase):
         """x [..., K] -> [..., N] in x's dtype."""
         if self.config.engine.mode.name == "bf16":
             return linear(x, layer.weight, bias)
-        state, x_TK = getattr(layer, ATTRIBUTE), x.reshape(-1, x.shape[-1])
+        state = getattr(layer, ATTRIBUTE)
         if self.config.engine.backend == "triton":
-            from quads.kernels.backend import linear_product
-
-            t = state.quantize_operands(self.name, x_TK)
-            return linear_product(t, layer.weight, layer.weight_rcp, x.dtype, bias).view(*x.shape[:-1], -1)
-        a = state.quantize_input(self.name, x_TK)
+            return self._triton(layer, state, x, bias)
+        a = state.quantize_input(self.name, x.reshape(-1, x.shape[-1]))
         y = emulated_linear(a, WeightQ(layer.weight, layer.weight_rcp), x.dtype, bias)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], layer.weight.shape[0])
+
+    def _triton(
+        self, layer: torch.nn.Module, state: LayerState, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One custom op; nothing here waits for the GPU or depends on values, so that it can be traced and captured."""
+        mask, formats = state.masks.get(self.name), (self.config.engine.mode.activation, self.config.rac)
+        if self.config.graph_safe:
+            return kernels.linear(x, layer.weight, layer.weight_rcp, mask, bias, *formats)
+        with naming_input(self.name):
+            return kernels.linear(x, layer.weight, layer.weight_rcp, mask, bias, *formats)

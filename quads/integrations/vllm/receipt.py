@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The receipt: what the engine really quantized, with which backend, written as JSON and checked for completeness.
 
-    {"plugin", "mode", "backend", "config", "model", "modules": [{"module", "kind", "status", "reason", "weight",
-     "activation", "shapes", "loads"}], "counts", "masks", "reloads", "versions", "pid"}
+    {"plugin", "mode", "backend", "execution", "config", "model", "modules": [{"module", "kind", "status", "reason",
+     "weight", "activation", "activation_kernel", "shapes", "loads"}], "counts", "masks", "reloads", "versions", "pid"}
+    execution = {"backend", "chosen_by", "activation_kernel", "activation_reason", "graph_safe", "graph_reason",
+                 "engine_mode", "non_finite_input"}
 
 Written after the model is loaded and after every completed weight update; atomically, so that a reader never sees half
-of it. Raises RuntimeError when a linear or an experts layer is in high precision although nothing asked for that.
+of it. Raises RuntimeError when a linear or an experts layer is in high precision although nothing asked for that, when
+a skip entry fits no module, and ValueError naming a parameter outside the quantized layers that is not finite.
 Differs from a log line: vLLM logs and goes on when a plugin cannot be loaded; the launcher checks this file instead.
 """
 
@@ -27,13 +30,18 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 import quads
 from quads.integrations.vllm.quantization import QuadsConfig, engine_layer_name
 from quads.integrations.vllm.state import quads_layers
-from quads.layers.names import skip_reason
+from quads.layers.names import DEFAULT_SKIP, ROUTERS, skip_reason
+from quads.numerics.qdq import check_finite
 
 logger = logging.getLogger(__name__)
+
+_CHECKED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def finish_load(model: torch.nn.Module, config: QuadsConfig) -> None:
     """Check that the model is complete and write the receipt."""
+    check_skip(model, config)
+    check_parameters(model)
     receipt = build_receipt(model, config)
     left = [row["module"] for row in receipt["modules"] if row["status"] == "missed"]
     if left:
@@ -48,6 +56,49 @@ def finish_load(model: torch.nn.Module, config: QuadsConfig) -> None:
     write_receipt(receipt, config)
 
 
+def check_skip(model: torch.nn.Module, config: QuadsConfig) -> None:
+    """RuntimeError for a skip entry that fits no module: a slip, or a name that only the trainer knows."""
+    names = [engine_layer_name(path) for path, _ in model.named_modules(remove_duplicate=False)]
+    names = [
+        name for name in names if name.rpartition(".")[2] not in ROUTERS
+    ]  # skip_reason names a router for any entry
+    # Names of what is never quantized anyway may be absent: not every model has a router or an untied head.
+    entries = [e for e in config.engine.skip if e not in DEFAULT_SKIP and e.rpartition(".")[2] not in ROUTERS]
+    idle = [entry for entry in entries if not any(skip_reason(name, (entry,)) for name in names)]
+    if idle:
+        last = sorted({name.rpartition(".")[2] for name in names if name})
+        raise RuntimeError(
+            f"skip holds {', '.join(map(repr, idle))}, which fits no module of {type(model).__name__}; an entry is a "
+            f"dotted part of an engine module name (fused projections have one name). Last parts of its modules: "
+            f"{', '.join(last)}"
+        )
+
+
+def check_parameters(model: torch.nn.Module) -> None:
+    """ValueError naming a parameter that is not finite; quantized layers are checked when they are quantized."""
+    quantized = {id(module) for module, _ in quads_layers(model)}
+    for path, module in model.named_modules():
+        for name, parameter in () if id(module) in quantized else module.named_parameters(recurse=False):
+            if parameter.dtype in _CHECKED and parameter.device.type != "meta":
+                check_finite(parameter.data, f"{path}.{name}")
+
+
+def execution(config: QuadsConfig) -> dict[str, Any]:
+    """What multiplies and what quantizes activations, by whose choice, and whether vLLM may capture it."""
+    engine = config.engine
+    kernel = engine.backend == "triton" and config.activation_kernel == "triton"
+    return {
+        "backend": engine.backend,
+        "chosen_by": "quantization_config.backend, whose default is reference; an unavailable one is an error",
+        "activation_kernel": config.activation_kernel,
+        "activation_reason": config.activation_reason,
+        "graph_safe": config.graph_safe,
+        "graph_reason": config.graph_reason,
+        "engine_mode": config.engine_mode,
+        "non_finite_input": "NaN in its row" if kernel or engine.mode.activation == "bf16" else "error",
+    }
+
+
 def build_receipt(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any]:
     """The receipt as plain values."""
     states = {id(module): state for module, state in quads_layers(model)}
@@ -60,6 +111,7 @@ def build_receipt(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any]
         "plugin": "quads",
         "mode": config.engine.mode.name,
         "backend": config.backend,
+        "execution": execution(config),
         "config": config.engine.to_dict(),
         "model": type(model).__name__,
         "modules": rows,
@@ -90,7 +142,8 @@ def _row(path: str, module: torch.nn.Module, state: Any, config: QuadsConfig) ->
         "loads": state.loads if state else 0,
     }
     if state is not None:
-        return row | {"status": "quantized", "reason": "", "weight": mode.weight, "activation": mode.activation}
+        formats = {"weight": mode.weight, "activation": mode.activation}
+        return row | {"status": "quantized", "reason": "", **formats, "activation_kernel": config.activation_kernel}
     if isinstance(module, VocabParallelEmbedding):
         reason = "embedding or output head is never quantized"
     elif isinstance(module, GateLinear):

@@ -8,10 +8,11 @@
 Weights arrive in checkpoint names and values; vLLM's layerwise reload buffers them per layer, quantizes each layer
 once it is complete and copies the result into the old storage: addresses, shapes and dtypes stay. The engine then
 equals one that was started from the new weights, bit for bit.
-Contract: an update is complete or it is an error. Every quantized layer must be loaded exactly once, every other layer
-with parameters fully, and with rac_masks="sync" every mask must be sent. After a failed update the engine refuses
-further ones, because part of its weights is gone. A bucket's tensors must stay valid until the update ends (clone them
-when the sender reuses its buffer). With prefix caching on, reset the prefix cache afterwards.
+Contract: an update is complete or it is an error. A tensor that is not finite is an error that names it. Every
+quantized layer must be loaded exactly once, every other layer with parameters fully, and with rac_masks="sync" every
+mask must be sent. After a failed update the engine refuses further ones, because part of its weights is gone. A
+bucket's tensors must stay valid until the update ends (clone them when the sender reuses its buffer). With prefix
+caching on, reset the prefix cache afterwards.
 Differs from `model.load_weights`, which skips quantization, and from vLLM's stock reload of BF16 experts on CPU, which
 writes unpacked data over a packed layout without notice (refused here).
 """
@@ -36,7 +37,7 @@ from quads.integrations.vllm.quantization import QuadsConfig
 from quads.integrations.vllm.receipt import build_receipt, write_receipt
 from quads.integrations.vllm.state import LayerState, quads_layers
 from quads.layers.names import RAC_MASK_PREFIX, trainer_names
-from quads.numerics.qdq import WeightQ
+from quads.numerics.qdq import WeightQ, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class LayerwiseReload:
                 self._set_mask(name.removeprefix(RAC_MASK_PREFIX), tensor)
             else:
                 self.tensors += 1
+                if tensor.is_floating_point() and tensor.element_size() > 1:
+                    check_finite(tensor, f"weight update: {name}")
                 yield name, tensor
 
     def _set_mask(self, key: str, mask: torch.Tensor) -> None:

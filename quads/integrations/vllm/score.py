@@ -2,6 +2,7 @@
 
     score(sequences, starts)   log-probs of the tokens from `starts` on, by prefill (vLLM's prompt_logprobs)
     recorded()                 experts that every row of a forward was sent to, per layer, while the block runs
+    hidden(sequence)           inputs and outputs of every attention and feed-forward block (quads.layers.blocks)
     compare(trainer weights)   element by element against what the engine multiplies with
 
 Contract: as quads.integrations.vllm.generate.Engine; sampling is at temperature 1 and top_p 1, so that the log-probs
@@ -117,6 +118,19 @@ class ScoringEngine(Engine):
         if not calls or any(len(layer) != 1 or len(layer[0]) != len(sequence) for layer in calls):
             return scored, None
         return scored, torch.stack([layer[0] for layer in calls], 1).to(torch.int16)
+
+    def hidden(self, sequence: Sequence[int]) -> dict[str, Any]:
+        """One sequence alone, by prefill: float32 [T, D] by key of quads.layers.blocks. Raises EngineError."""
+        import torch
+
+        from quads.layers.blocks import recorded
+
+        with recorded(self.module()) as kept:
+            self.score([sequence], [len(sequence)])
+        whole = {key: torch.cat(parts) for key, parts in kept.items()}
+        if wrong := sorted(key for key, x in whole.items() if len(x) != len(sequence)):
+            raise EngineError(f"{wrong[0]}: {len(whole[wrong[0]])} rows recorded for {len(sequence)} tokens")
+        return whole
 
     def compare(self, trainer: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """quads.trainer.weights.compare_weights against the weights that this engine multiplies with."""

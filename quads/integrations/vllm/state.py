@@ -3,13 +3,15 @@
 
 The state hangs on the layer as a plain attribute, not as parameter or buffer: vLLM's layerwise reload rebuilds
 parameters and buffers from the checkpoint format, while a mask must keep its value and its address. Masks are bool [K]
-tensors on the weight's device, written by copy_ only.
+tensors on the weight's device, written by copy_ only. A mask that has not arrived is all false, which is no
+compensation: what vLLM's start-up runs (and captures) before the first weight update.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,15 +56,6 @@ class LayerState:
         """x [rows, K] -> ActivationQ. Raises ValueError naming the layer; RuntimeError when its static mask is
         missing.
         """
-        return self._quantize(key, x, quantize_activation)
-
-    def quantize_operands(self, key: str, x: torch.Tensor) -> Any:
-        """The same for backend triton: x [rows, K] -> quads.kernels.rac_gemm.Terms."""
-        from quads.kernels.backend import operands
-
-        return self._quantize(key, x, operands)
-
-    def _quantize(self, key: str, x: torch.Tensor, quantize: Callable[..., Any]) -> Any:
         mode = self.config.mode
         rac, mask = mode.rac, None
         if mode.needs_masks:
@@ -71,15 +64,19 @@ class LayerState:
             elif is_start_up():
                 rac = None
             else:
+                self.require_masks()
+        with naming_input(key):
+            return quantize_activation(x, mode.activation, rac, mask)
+
+    def require_masks(self) -> None:
+        """RuntimeError naming the first static mask that has not arrived."""
+        for key in self.inputs if self.config.mode.needs_masks else ():
+            if key not in self.mask_loads:
                 raise RuntimeError(
                     f"{key}: asked to serve with a static RAC mask but none has arrived "
                     f"(rac_masks={self.config.rac_masks!r}); send the masks with a weight update before the first "
                     f"request"
                 )
-        try:
-            return quantize(x, mode.activation, rac, mask)
-        except ValueError as error:
-            raise ValueError(f"input of {key}: {error}") from error
 
     def mask_report(self) -> dict[str, dict[str, Any]]:
         """State, size and hash of every mask, for the receipt."""
@@ -93,6 +90,15 @@ class LayerState:
                 "sha256": hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16],
             }
         return report
+
+
+@contextlib.contextmanager
+def naming_input(key: str) -> Iterator[None]:
+    """Put the layer's name in front of a ValueError of the numerics."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"input of {key}: {error}") from error
 
 
 def quads_layers(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, LayerState]]:

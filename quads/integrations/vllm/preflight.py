@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused before an engine loads weights or serves: an unavailable backend, graphs that would be wrong.
+
+    preflight      before weights are loaded: the backend runs here, and vLLM compiles or captures only what allows it
+    check_serving  before every step with tokens: all static masks have arrived
+
+vLLM's compile and CUDA graphs (enforce_eager=False) run Python code once and then replay what it launched. So layers
+must not wait for the GPU nor choose by values (`quads.kernels.backend.graph_safe`), and a check that must hold at every
+request cannot stand in a layer: it stands in front of the worker's step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quads.integrations.vllm.quantization import QuadsConfig
+from quads.integrations.vllm.state import quads_layers
+from quads.kernels.backend import require
+
+
+def engine_mode(vllm_config: Any) -> str:
+    """ "eager", or vLLM's compilation mode and CUDA graph mode."""
+    compilation = vllm_config.compilation_config
+    names = [getattr(getattr(compilation, key, None), "name", "NONE") for key in ("mode", "cudagraph_mode")]
+    if vllm_config.model_config.enforce_eager or names == ["NONE", "NONE"]:
+        return "eager"
+    return f"compilation {names[0]}, CUDA graphs {names[1]}"
+
+
+def preflight(vllm_config: Any) -> None:
+    """RuntimeError naming what is wrong and what to change; records the engine's mode for the receipt."""
+    config: QuadsConfig = vllm_config.quant_config
+    require(config.engine.backend, vllm_config.model_config.dtype, vllm_config.device_config.device_type)
+    config.engine_mode = engine_mode(vllm_config)
+    if config.engine_mode != "eager" and not config.graph_safe:
+        raise RuntimeError(
+            f"{config.engine_mode}: mode {config.engine.mode.name} with backend {config.engine.backend!r} can neither "
+            f"be captured nor compiled: {config.graph_reason}; start the engine with enforce_eager=True"
+            + ("" if config.engine.backend == "triton" else ", or choose backend 'triton'")
+        )
+
+
+def check_serving(worker: Any) -> None:
+    """RuntimeError naming a static mask that has not arrived; after the first success it costs one attribute."""
+    config = worker.vllm_config.quant_config
+    if not isinstance(config, QuadsConfig) or config.has_masks:
+        return
+    for _, state in quads_layers(worker.model_runner.get_model()):
+        state.require_masks()
+    config.has_masks = True

@@ -1,0 +1,85 @@
+"""The stage on a train folder: mode and calibration from the run's own files, and errors that say what to do."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_up_results import made_up_arms, made_up_experiment, write_run
+from tiny_moe import tiny_model
+
+from quads import export as stage
+from quads.exporting import parity
+
+BF16, QUADS = 0, 3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def train(tmp_path, checkpoint, request):
+    """A made-up run whose checkpoint is real; its data has moved since it was launched."""
+    results = tmp_path / "results"
+    folder, _ = write_run(results, made_up_experiment(), made_up_arms()[getattr(request, "param", QUADS)], 0)
+    result = json.loads((folder / "result.json").read_text()) | {"checkpoint": str(checkpoint)}
+    (folder / "result.json").write_text(json.dumps(result))
+    said = "data.train_files=" + json.dumps("/elsewhere/results/shared/data-abc/train.parquet")
+    (folder / "launch.json").write_text(json.dumps({"overrides": ["data.seed=0", said]}))
+    data = results / "shared" / "data-abc"
+    data.mkdir(parents=True)
+    pq.write_table(pa.table({"input_ids": parity.random_sequences(43)}), data / "calibration.parquet")
+    return folder
+
+
+def test_a_run_is_exported_as_its_rollouts_are_and_verified(train, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--out", str(out)]) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["quant_algo"] == "NVFP4" and config["dtype"] == "bfloat16"
+    said = json.loads((out / "quads_manifest.json").read_text())
+    assert said["export"]["mode"] == "w4a4" and said["run"]["rac"]["k"] == 0.5
+    assert said["export"]["static_input_scales"]["from"] == "16 sequences, 256 tokens of data-abc/calibration.parquet"
+    report = tmp_path / "report.json"
+    assert stage.main(["verify", str(out), "--against", str(train), "--out", str(report)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(report.read_text()) and printed["ok"]
+    assert printed["numbers"]["logprob_trainer_max_nats"] <= parity.LIMIT_NATS
+
+
+def test_verify_fails_with_the_finding(train, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--train", str(train), "--format", "compressed-tensors", "--mode", "w4a16", "--out", str(out)]
+    assert stage.main(words) == 0
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["ignore"].pop()
+    (out / "config.json").write_text(json.dumps(config))
+    assert stage.main(["verify", str(out), "--against", str(train), "--no-logprobs"]) == 1
+    failed = [f["check"] for f in json.loads(capsys.readouterr().out)["findings"] if not f["ok"]]
+    assert failed == ["skip list"]
+
+
+def test_w4a4_without_calibration_tokens_is_an_error(train, tmp_path, caplog):
+    (train.parents[2] / "shared" / "data-abc" / "calibration.parquet").unlink()
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--out", str(tmp_path / "out")]) == 1
+    assert "w4a4 needs calibration tokens; none were found beside the run's data" in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("train", [BF16], indirect=True)
+def test_an_arm_without_nvfp4_weights_needs_a_mode(train, tmp_path, caplog):
+    words = ["--train", str(train), "--format", "compressed-tensors", "--out", str(tmp_path / "out")]
+    assert stage.main(words) == 1
+    assert "arm bf16 rolls out with bf16 weights" in caplog.text and "--mode w4a16" in caplog.text
+    assert stage.main([*words, "--mode", "w4a16"]) == 0
+
+
+def test_a_checkpoint_that_is_gone_is_named(train, tmp_path, caplog):
+    result = json.loads((train / "result.json").read_text()) | {"checkpoint": str(tmp_path / "gone")}
+    (train / "result.json").write_text(json.dumps(result))
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--out", str(tmp_path / "out")]) == 1
+    assert f"checkpoint {tmp_path / 'gone'} is missing" in caplog.text

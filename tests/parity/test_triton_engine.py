@@ -1,0 +1,121 @@
+"""Backend triton in the real vLLM: eager and compiled engines, weight updates, refusals. On CPU in the interpreter.
+
+    1. compiled == eager, bit for bit, also after an update of weights and masks (what was traced reads them in place)
+    2. triton ~ reference: the products add in another order
+    3. what cannot run is refused before weights are loaded, and what is broken is named
+CUDA graphs of the same layers: tests/kernels/test_graphs.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_moe import tiny_model
+from tolerances import TOLERANCES
+
+from quads.layers.setup import Precision
+from quads.layers.surgery import apply_surgery
+from quads.numerics.rac import RacSpec
+from quads.trainer.calibration import calibrate
+
+pytestmark = pytest.mark.stack
+BROKEN = {
+    "model.norm.weight": "model.norm.weight",
+    "v_proj": "model.layers.1.self_attn.v_proj.weight",
+    "up_proj": "model.layers.0.mlp.experts.3.up_proj.weight",
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict:
+    root = tmp_path_factory.mktemp("triton")
+    prompts = torch.randint(2, 43, (8, 10), generator=torch.Generator().manual_seed(0))
+    job: dict = {"models": {}, "masks": {}, "broken": {}, "out": str(root)}
+    for name, seed in (("A", 1), ("B", 2)):
+        model = tiny_model(seed)
+        job["models"][name] = str(root / name)
+        model.save_pretrained(root / name)
+        apply_surgery(model, Precision("nvfp4"))
+        job["masks"][name] = str(root / f"masks_{name}.safetensors")
+        save_file(calibrate(model, prompts, torch.ones_like(prompts), RacSpec(0.5)), job["masks"][name])
+    for part, name in BROKEN.items():
+        folder = root / f"broken_{part}"
+        tiny_model(1).save_pretrained(folder)
+        weights = load_file(folder / "model.safetensors")
+        weights[name].view(-1)[-1] = float("nan")
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        job["broken"][part] = str(folder)
+    (root / "job.json").write_text(json.dumps(job))
+    child = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("triton_engine_runs.py")), str(root / "job.json")],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
+    return json.loads((root / "triton.json").read_text())
+
+
+def flat(logprobs: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([value for row in logprobs for value in row])
+
+
+@pytest.mark.parametrize("update", ["A", "B"])
+def test_compiled_equals_eager(results, update):
+    eager, compiled = flat(results["triton,eager"][update]), flat(results["triton,compiled"][update])
+    assert torch.equal(eager, compiled)
+    assert float((flat(results["triton,eager"]["A"]) - flat(results["triton,eager"]["B"])).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("update", ["A", "B"])
+def test_triton_is_close_to_the_reference(results, update):
+    difference = (flat(results["triton,eager"][update]) - flat(results["reference,eager"][update])).abs()
+    assert float(difference.mean()) <= TOLERANCES["triton_engine_logprob_mean"].limit
+
+
+@pytest.mark.parametrize("engine", ["reference,eager", "triton,eager", "triton,compiled"])
+def test_no_request_without_masks(results, engine):
+    """A compiled engine runs no Python in its layers: the check stands in front of the step."""
+    said = results[engine]["no_mask"]
+    assert all(part in said for part in ("layers.0.self_attn.qkv_proj", "static RAC mask", "sync")), said
+
+
+def test_receipts(results):
+    rows = {name: results[name]["receipt"]["execution"] for name in results if "," in name}
+    assert (rows["reference,eager"]["backend"], rows["reference,eager"]["graph_safe"]) == ("reference", False)
+    for name in ("triton,eager", "triton,compiled"):
+        row = rows[name]
+        assert (row["backend"], row["activation_kernel"], row["graph_safe"]) == ("triton", "triton", True)
+        modules = [m for m in results[name]["receipt"]["modules"] if m["status"] == "quantized"]
+        assert len(modules) == 6 and all(m["activation_kernel"] == "triton" for m in modules)
+    assert rows["triton,eager"]["engine_mode"] == "eager"
+    assert rows["triton,compiled"]["engine_mode"].startswith("compilation ")
+
+
+@pytest.mark.parametrize(
+    ("case", "parts"),
+    [
+        ("reference_compiled", ["enforce_eager=True", "backend 'reference'", "on the host"]),
+        ("batch_compiled", ["enforce_eager=True", "a batch mask needs"]),
+        ("float32", ["backend 'triton' is not available here", "bfloat16"]),
+        ("native", ["backend 'native' is not available here", "choose another of"]),
+        ("skip", ["'mlp.exprets', 'q_proj'", "fits no module", "qkv_proj"]),
+        ("layers.1.input_layernorm.weight", ["model.layers.1.input_layernorm.weight is not finite: 1 of 64"]),
+        ("layers.0.mlp.gate.weight", ["model.layers.0.mlp.gate.weight is not finite"]),
+        ("layers.0.self_attn.k_proj.weight", ["model.layers.0.self_attn.k_proj.weight is not finite"]),
+        ("start model.norm.weight", ["model.norm.weight is not finite: 1 of 64"]),
+        ("start v_proj", ["model.layers.1.self_attn.v_proj.weight is not finite"]),
+        ("start up_proj", ["model.layers.0.mlp.experts.up_proj is not finite", "(experts [3])"]),
+    ],
+)
+def test_refusals_say_what_to_do(results, case, parts):
+    said = results["refusals"][case]
+    assert all(part in said for part in parts), said
