@@ -27,6 +27,7 @@ include: "workflow/rules/benchmarks.smk"
 include: "workflow/rules/diagnose.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/export.smk"
+include: "workflow/rules/bench.smk"
 
 
 report: "workflow/report/workflow.rst"

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,18 +59,24 @@ def _atomic(path: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def held(lock_file: Path, in_use: Exception) -> Iterator[None]:
-    """Hold `lock_file` (made with its folder) exclusively; raises `in_use` when another process holds it.
+def held(lock_file: Path, in_use: Exception, wait_s: float = 0.0) -> Iterator[int]:
+    """Hold `lock_file` (made with its folder) exclusively; raises `in_use` when another process does, `wait_s` long.
 
-    The lock is the kernel's: it ends with its process, and a stale file means nothing. NFS needs a server with locks.
+    Yields the descriptor: a child process that inherits it shares the lock. The lock is the kernel's: it ends with the
+    last process that has it, and a stale file means nothing. NFS needs a server with locks.
     """
     lock_file.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
     with lock_file.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise in_use from None
-        yield
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise in_use from None
+            time.sleep(0.1)
+        yield lock.fileno()
 
 
 def write_text_atomic(path: str | Path, text: str) -> Path:

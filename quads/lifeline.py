@@ -148,9 +148,13 @@ def watch_parents(poll_s: float = POLL_S) -> threading.Thread | None:
     return _start(chain, poll_s)
 
 
-def watch_parent(poll_s: float = POLL_S) -> threading.Thread:
-    """The same watch on the direct parent, whatever it is: for a process that a stage starts."""
-    parent = os.getppid()
+def watch_parent(poll_s: float = POLL_S, parent: int | None = None) -> threading.Thread:
+    """The same watch on the direct parent, whatever it is: for a process that a stage starts.
+
+    `parent` is its id as the parent itself said: a parent that was killed before this call has left this process to
+    another one, which would be watched in its place for ever.
+    """
+    parent = os.getppid() if parent is None else parent
     stat = _stat(parent)
     return _start([Process(parent, stat.started if stat else 0)], poll_s)
 

@@ -46,17 +46,19 @@ from quads.provenance import code_hash, commit, hardware, training_roots, versio
 
 log = logging.getLogger("quads.train")
 
+# Longer than an attempt that was killed needs to see it and to end its engine and workers (quads.lifeline).
+LOCK_WAIT_S = 20.0
 PACKAGES = ("torch", "verl", "vllm", "transformers", "ray", "tensordict", "TransferQueue")
 
 
 @contextmanager
-def locked(checkpoints: Path) -> Iterator[None]:
+def locked(checkpoints: Path, wait_s: float = 0.0) -> Iterator[int]:
     """Hold the checkpoint folder: a second trainer of the same run (an orphan, a double submission) must not start."""
     in_use = TrainingError(
         f"{checkpoints} is in use by another training process; wait for it or stop it, then run again"
     )
-    with held(checkpoints / ".lock", in_use):
-        yield
+    with held(checkpoints / ".lock", in_use, wait_s) as lock:
+        yield lock
 
 
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
@@ -196,7 +198,7 @@ def check_decomposition(run: Run, out: Path, steps: int) -> str | None:
     return path.name
 
 
-def train(run: Run, paths: RunPaths) -> dict[str, Any]:
+def train(run: Run, paths: RunPaths, lock: int) -> dict[str, Any]:
     """Run the driver, check what it left, and return the result record."""
     started, code = time.time(), code_hash(*training_roots(bool(run.data.sets)))
     write_json_atomic(paths.out / "run.json", run.model_dump(mode="json"))
@@ -204,7 +206,7 @@ def train(run: Run, paths: RunPaths) -> dict[str, Any]:
     if resumed:
         log.info("%s resumes from step %d of %d", run.id, resumed, run.grpo.steps)
     history = paths.out / "history.jsonl"
-    run_driver(run, paths, Progress(history, run, resumed))
+    run_driver(run, paths, Progress(history, run, resumed), lock)
     verdict = judge(read_jsonl(history, ("step",)), run.collapse)
     stopped = stopped_at(run, verdict)
     steps = run.grpo.steps if stopped is None else stopped
@@ -262,9 +264,9 @@ def main(argv: list[str] | None = None) -> int:
         check_made_for(args.data, config_hash(run.data))
         check_made_for(args.model, model_hash(run))
         args.out.mkdir(parents=True, exist_ok=True)
-        with locked(args.checkpoints), RaySession() as ray:
+        with locked(args.checkpoints, LOCK_WAIT_S) as lock, RaySession() as ray:
             places = [p.resolve() for p in (args.data, args.model, args.checkpoints, args.out)]
-            result = train(run, RunPaths(*places, ray))
+            result = train(run, RunPaths(*places, ray), lock)
         write_json_atomic(args.out / "result.json", result)
     except (ConfigError, ResultFileError, TrainingError, OSError) as error:
         log.error("%s", error)

@@ -1,6 +1,6 @@
 """Where the rollout/trainer log-prob gap comes from: capture, ladders, decomposition, metrics, step-0 studies.
 
-    capture.py    prompts, sampled tokens and every log-prob the engine gives for them, one file per engine mode (stored.py)
+    capture.py    prompts, sampled tokens, every log-prob the engine gives for them, a file per engine mode (stored.py)
     ladder.py     the trainer's log-probs of the same tokens at any precision: T0, T1, T2
     decompose.py  delta_weight + delta_act + delta_num = total, and the parts of delta_num
     metrics.py    every definition of "the gap", each with its definition in its name

@@ -6,6 +6,8 @@ what to run. Nothing is cached on disk: on the toy a rung costs a second.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +25,7 @@ from quads.diagnostics.capture import Dump, EngineMode
 from quads.diagnostics.metrics import GapSettings
 from quads.layers.setup import Precision
 
+log = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 
@@ -125,9 +128,13 @@ class Context:
         """The trainer's log-probs of the tokens that engine `mode_id` sampled; each is computed once."""
         key = (precision, mode_id, masks.id if masks is not None and precision.rac is not None else None, stored)
         if key not in self._scored:
+            begun = time.monotonic()
             model = self.model_at(precision, masks=masks, stored=stored)
             tokens = self.dump(mode_id).tokens
             self._scored[key] = ladder.score(model, tokens, tokens_per_forward=self.settings.tokens_per_forward)
+            spent, count = time.monotonic() - begun, len(self._scored)
+            log.info("scored rung %d: trainer %s/%s on tokens of %s, %.1f s", count, precision.weight,
+                     precision.activation, mode_id, spent)  # fmt: skip
         return self._scored[key]
 
     def trainer_precision(self, arm: Arm) -> Precision:

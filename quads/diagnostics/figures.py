@@ -168,6 +168,7 @@ def k_sweep(rows: Sequence[Row]) -> Figure:
         _line(right, swept, "k", name, index, name, at=lambda k: 100 * k, **where)
         floor = _seeds(rows, name, k="floor")
         if floor:
+            right.set_ylim(bottom=min(floor) / 6)  # the last definition is the lowest: room for the legend
             right.axhline(float(np.mean(floor)), color=COLOURS[index], linewidth=0.8, linestyle=":")
     floor = _seeds(rows, "mean_token_abs_d", k="floor")
     if floor:

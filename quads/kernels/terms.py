@@ -96,7 +96,8 @@ def terms(x: Tensor, rac: RacSpec | None = None, static_mask: Tensor | None = No
     """NVFP4 terms of x [T, K], any strides; T may be 0. No wait for the GPU.
 
     static_mask: bool [K] on x's device, any selection, read when the kernel runs. Raises ValueError for what
-    `backend.without_kernel` names, a missing or misshaped static mask, K % 16 != 0, a dtype without kernel, a CPU tensor.
+    `backend.without_kernel` names, a missing or misshaped static mask, K % 16 != 0, a dtype without kernel, a CPU
+    tensor.
     """
     reason = without_kernel(rac)
     if reason:

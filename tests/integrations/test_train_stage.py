@@ -1,6 +1,7 @@
 """The training stage's guards, without verl: lock, stamp, history, receipt, weight comparison."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -27,6 +28,16 @@ def make_checkpoint(folder):
 def test_a_second_trainer_of_the_same_run_is_refused(tmp_path):
     with stage.locked(tmp_path), pytest.raises(TrainingError, match="in use"), stage.locked(tmp_path):
         pass
+
+
+def test_the_driver_of_a_killed_attempt_still_holds_the_lock(tmp_path):
+    """It may be writing a checkpoint; the next attempt waits until it has ended."""
+    with stage.locked(tmp_path) as lock:
+        driver = subprocess.Popen(["sleep", "1"], pass_fds=(lock,))
+    with pytest.raises(TrainingError, match="in use"), stage.locked(tmp_path):
+        pass
+    with stage.locked(tmp_path, wait_s=10):
+        assert driver.poll() is not None or driver.wait(1) == 0
 
 
 def test_missing_steps_are_named(tmp_path):

@@ -91,6 +91,34 @@ def test_a_stage_started_by_hand_is_left_alone(processes: dict[str, Process], tm
     assert all(alive(p) for p in processes.values())
 
 
+def test_a_parent_killed_before_the_watch_starts_is_missed_by_nobody(tmp_path: Path) -> None:
+    """The orphan's parent is another process by then: watching that one would keep the orphan for ever."""
+    orphan = (
+        "import os, sys, time; from quads.lifeline import watch_parent\n"
+        "parent = os.getppid(); open('orphan.pid', 'w').write(str(os.getpid()))\n"
+        "while os.getppid() == parent: time.sleep(0.01)\n"
+        "watch_parent(0.1, *map(int, sys.argv[1:])); time.sleep(60)"
+    )
+    file = tmp_path / "orphan.pid"
+    for given in (True, False):
+        file.unlink(missing_ok=True)
+        parent = subprocess.Popen(
+            ["bash", "-c", f'{sys.executable} -c "$0" {"$$" if given else ""} & wait', orphan],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        wait_for(lambda: file.is_file() and file.read_text() != "", 20, "the child starts")
+        child = process(int(file.read_text()))
+        parent.kill()
+        parent.wait()
+        if given:
+            wait_for(lambda child=child: not alive(child), 10, "the orphan ends")  # type: ignore[misc]
+        else:
+            time.sleep(1.0)
+            assert alive(child)  # what the id is for
+            os.kill(child.pid, signal.SIGKILL)
+
+
 def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen(["true"])
     one = process(child.pid)

@@ -3,7 +3,8 @@
 Contract: `run_driver` returns when the driver has ended; it raises TrainingError with the last lines of the log
 if the driver failed. Everything the driver and its Ray actors print goes to train.log, appended to per attempt.
 The driver and all that it started die with this process: every way out of `run_driver` ends them, SIGTERM included, and
-for a SIGKILL of this process the driver itself watches its parent (quads.lifeline).
+for a SIGKILL of this process the driver itself watches its parent (quads.lifeline). The driver shares the lock of the
+checkpoint folder and ends last: until then no other attempt can start.
 """
 
 from __future__ import annotations
@@ -61,17 +62,23 @@ def _tail(path: Path, lines: int) -> str:
 
 def _terminate(signum: int, frame: Any) -> None:
     """SIGTERM (a scheduler's way to end a job) unwinds like an exception, so that nothing is left running."""
+    # Schedulers send it again (Slurm: when the grace time of a preemption ends); that must not stop the unwinding.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(128 + signum)
 
 
-def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], None]) -> None:
-    """Train `run`; `on_row` gets every history row as soon as verl has logged its step."""
+def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], None], lock: int) -> None:
+    """Train `run`; `on_row` gets every history row as soon as verl has logged its step.
+
+    `lock` is the descriptor of the checkpoint folder's lock (quads.files.held), which the driver holds too.
+    """
     paths.out.mkdir(parents=True, exist_ok=True)
     attempt = sum(1 for _ in paths.out.glob("verl_metrics.*")) + 1
     metrics = paths.out / f"verl_metrics.{attempt}.jsonl"
     metrics.touch()
     launch, shared = paths.out / "launch.json", environment(run, paths.ray, metrics)
-    launch.write_text(json.dumps({"overrides": verl_overrides(run, paths), "environment": shared}, indent=1))
+    said = {"overrides": verl_overrides(run, paths), "environment": shared, "launcher": os.getpid()}
+    launch.write_text(json.dumps(said, indent=1))
     log_path = paths.out / "train.log"
     with log_path.open("ab") as log_file:
         log_file.write(f"\n===== attempt {attempt}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')} =====\n".encode())
@@ -83,6 +90,7 @@ def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], N
             stdin=subprocess.DEVNULL,
             env={**os.environ, **shared},
             start_new_session=True,
+            pass_fds=(lock,),
         )
     tail, family = MetricsTail(metrics), set[Process]()
     before = signal.signal(signal.SIGTERM, _terminate)

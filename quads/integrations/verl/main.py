@@ -1,6 +1,8 @@
 """Driver of one training run: verl's task runner in this process, on a private Ray session.
 
-    python -m quads.integrations.verl.main LAUNCH.json        LAUNCH.json = {"overrides": [...], "environment": {...}}
+    python -m quads.integrations.verl.main LAUNCH.json        LAUNCH.json = {"overrides", "environment", "launcher"}
+
+overrides: list of key=value; environment: variables for actors on other nodes; launcher: id of the process to end with.
 
 Differs from `verl.trainer.main_ppo` in two ways. The config is composed from an explicit list of overrides, without
 Hydra's working-directory and logging side effects. And the task runner runs here, not in a Ray actor of its own:
@@ -88,9 +90,9 @@ def train(config: Any) -> None:
 
 def main() -> None:
     """Compose the config of LAUNCH.json, start Ray, train."""
-    watch_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     launch = json.loads(Path(sys.argv[1]).read_text())
+    watch_parent(parent=launch["launcher"])
     config = compose(launch["overrides"])
     # Ray's daemons and this process's imports take about ten seconds each: overlap them. Only packages that do not
     # touch Ray: verl's imports register usage tags, and ray.init fails when their dictionary changes while it reads it.

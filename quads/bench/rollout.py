@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollout throughput of each arm's engine mode through real vLLM, side by side in one run.
+
+    python -m quads.bench.rollout --experiment configs/toy.yaml --model DIR --out FILE.json
+        [--modes bf16,fp8,w4a16,w4a4,w4a4+rac] [--masks FILE] [--backend reference|triton|native] [--stock bf16,fp8]
+        [--graphs] [--batch 16,64 --prompt-tokens 512 --response-tokens 128] [--rounds 5] [--limit-s S] [--together]
+        [--roofline B200]
+    -> FILE.md (medians, spreads, ratios to FP8 and BF16), FILE.details.jsonl (settings, engine starts, the same
+       figures), then FILE.json (quads.rollout_bench/1: one row per round, what the report reads)
+
+Defaults: the modes of all the experiment's arms and its shapes (runtime.max_sequences, grpo.max_prompt_tokens,
+grpo.max_response_tokens). Every row says native, emulated or roofline; the first two by the engine's own receipt.
+Backends reference and triton emulate every mode, BF16 and FP8 too, so their ratios say what the emulation costs; only
+`--backend native` and `--stock` (vLLM's own BF16 and FP8, without the plugin) are speeds of an engine.
+Exit code 1 when an engine failed; what the others did is written all the same, and so are whole rounds at SIGTERM.
+Engines lie in memory side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quads import provenance
+from quads.bench import rollout_model, rollout_rows
+from quads.bench.fleet import COMMAND, Fleet, StoppedError, stop
+from quads.bench.rollout_plan import Engine, Shape, engines, shapes
+from quads.config import Arm, ConfigError, Experiment, load_arms, load_experiment
+from quads.files import ResultFileError, append_jsonl, write_json_atomic, write_text_atomic
+from quads.lifeline import watch_parents
+from quads.paper.rollout_bench import BenchFile
+from quads.rollout.mode import BACKENDS
+
+log = logging.getLogger("quads.bench.rollout")
+PACKAGES = ("vllm", "torch", "triton", "transformers")
+CODE = ("quads.bench.rollout", "quads.integrations.vllm", "quads.rollout")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, measure, write, print the tables."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    watch_parents()
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        experiment = load_experiment(args.experiment.stem, configs=args.experiment.parent)
+        arms = load_arms(experiment, args.experiment.parent, more=True)
+        return run(experiment, arms, args)
+    except (ConfigError, ResultFileError, rollout_rows.TooShortError, StoppedError) as error:
+        log.error("%s", error)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m quads.bench.rollout", description=__doc__.split("\n\n")[0] if __doc__ else None
+    )
+    parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a Hugging Face checkpoint")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--modes", type=_words, default=(), help="default: those of the experiment's arms")
+    parser.add_argument("--masks", type=Path, help="RAC masks (safetensors, by engine key); default: random ones")
+    parser.add_argument("--backend", choices=BACKENDS, default="reference", help="what the plugin multiplies with")
+    parser.add_argument("--stock", type=_words, default=(), help="bf16, fp8: vLLM's own as well, without the plugin")
+    parser.add_argument("--graphs", action="store_true", help="CUDA graphs; modes that cannot be captured are left out")
+    parser.add_argument("--batch", type=_numbers, default=(), help="requests at once; list")
+    parser.add_argument("--prompt-tokens", type=_numbers, default=(), help="per request; list")
+    parser.add_argument("--response-tokens", type=_numbers, default=(), help="per request; list")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of every engine, interleaved")
+    parser.add_argument("--limit-s", type=float, help="no round but the first begins later than this after the start")
+    parser.add_argument("--together", action="store_true", help="start all engines at once: start times mean less")
+    parser.add_argument("--answer-s", type=float, default=600.0, help="an engine that is silent longer has failed")
+    parser.add_argument("--roofline", choices=tuple(rollout_model.CHIPS), help="add rows of the model for this chip")
+    return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in _words(text))
+
+
+def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, command: Sequence[str] = COMMAND) -> int:
+    """The benchmark; `command` starts one engine's process. Raises ConfigError, ResultFileError."""
+    start = time.monotonic()
+    if args.rounds < 1 or args.out.suffix != ".json":
+        raise ConfigError(f"--rounds {args.rounds} --out {args.out}: need at least one round and a file named *.json")
+    wanted = shapes(
+        args.batch or (experiment.runtime.max_sequences,),
+        args.prompt_tokens or (experiment.grpo.max_prompt_tokens,),
+        args.response_tokens or (experiment.grpo.max_response_tokens,),
+    )
+    modes = args.modes or tuple(dict.fromkeys(arm.rollout.mode for arm in arms))
+    with tempfile.TemporaryDirectory(prefix="quads-bench-") as receipts, Fleet(command, args.answer_s) as fleet:
+        planned = engines(
+            experiment, arms, modes, wanted, model=args.model, masks=args.masks, backend=args.backend,
+            stock=args.stock, graphs=args.graphs, receipts=Path(receipts),
+        )  # fmt: skip
+        log.info("%d engines, %d shapes, %d rounds", len(planned), len(wanted), args.rounds)
+        fleet.start(planned, together=args.together)
+        fleet.warm_up(wanted)
+        until = start + args.limit_s if args.limit_s else None
+        rounds = fleet.rounds(wanted, args.rounds, until=until)
+    rows = _rows(fleet, planned)
+    if not rows:
+        log.error("no engine could be measured: %s", "; ".join(f"{n}: {why}" for n, why in fleet.failed.items()))
+        return 1
+    if args.roofline:
+        rows += rollout_model.rows(
+            args.model, args.roofline, modes, wanted, experiment.runtime.max_batched_tokens, arms
+        )
+    settings = _settings(args, experiment, wanted, rounds, time.monotonic() - start)
+    _write(args.out, fleet, planned, rows, settings)
+    return 1 if fleet.failed else 0
+
+
+def _rows(fleet: Fleet, planned: Sequence[Engine]) -> list[dict[str, Any]]:
+    alive = [e for e in planned if e.name in fleet.started and e.name not in fleet.failed]
+    backends = {e.name: rollout_rows.label(fleet.started[e.name]["backend"]) for e in alive}
+    return rollout_rows.rows(fleet.measured, fleet.syncs, {e.name: e.mode for e in alive}, backends)
+
+
+def _settings(
+    args: argparse.Namespace, experiment: Experiment, wanted: Sequence[Shape], rounds: int, seconds: float
+) -> dict[str, Any]:
+    return {
+        "kind": "settings",
+        "experiment": experiment.name,
+        "model": str(args.model),
+        "masks": str(args.masks) if args.masks else "random",
+        "backend": args.backend,
+        "execution": "CUDA graphs" if args.graphs else "eager",
+        "started": "together" if args.together else "one by one",
+        "rounds": rounds,
+        "shapes": [[s.batch, s.prompt, s.response] for s in wanted],
+        "device": experiment.runtime.device,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _write(
+    out: Path, fleet: Fleet, planned: Sequence[Engine], rows: list[dict[str, Any]], settings: dict[str, Any]
+) -> None:
+    summary = rollout_rows.summarize(rows)
+    said = {
+        "schema": "quads.rollout_bench/1",
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(*PACKAGES),
+        "commit": provenance.commit(),
+        "code_hash": provenance.code_hash(*CODE),
+        "rows": rows,
+    }
+    BenchFile.model_validate(said)  # the report's own schema: what it would refuse must not be written
+    text = "\n\n".join(
+        [
+            ", ".join(f"{k}: {v}" for k, v in settings.items() if k != "kind"),
+            rollout_rows.engine_table(fleet.started, fleet.failed),
+            rollout_rows.table(summary),
+        ]
+    )
+    details = out.with_suffix(".details.jsonl")
+    details.unlink(missing_ok=True)
+    append_jsonl(details, settings)
+    for engine in planned:
+        fate = {"failed": fleet.failed[engine.name]} if engine.name in fleet.failed else {}
+        append_jsonl(details, {"kind": "engine", **engine.to_dict(), "ready": fleet.started.get(engine.name), **fate})
+    for line in rollout_rows.as_lines(summary):
+        append_jsonl(details, line)
+    write_text_atomic(out.with_suffix(".md"), text + "\n")
+    write_json_atomic(out, said)
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
