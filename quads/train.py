@@ -232,7 +232,7 @@ def train(run: Run, paths: RunPaths, lock: int) -> dict[str, Any]:
         "rac_masks": str(masks) if masks.exists() else None,
         "old_log_probs": run.arm.correction.old_log_probs,
         "seconds": {"wall_last_attempt": time.time() - started, "steps": sum(r.get("seconds", 0.0) for r in rows)},
-        "receipt": {k: receipt[k] for k in ("mode", "backend", "counts") if k in receipt},
+        "receipt": {k: receipt[k] for k in ("mode", "backend", "execution", "counts") if k in receipt},
         "delta_weight": check_delta_weight(run, paths.out / "delta_weight.json"),
         "hardware": hardware(),
         "versions": versions(*PACKAGES),

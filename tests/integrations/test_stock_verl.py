@@ -103,8 +103,7 @@ def test_it_trained_both_steps(trained: tuple[Path, str]) -> None:
 
 def test_the_trainer_was_operated_on(trained: tuple[Path, str]) -> None:
     report = json.loads((trained[0] / "surgery.json").read_text())
-    modules = report["modules"]
-    quantized = [m for m in modules if m["status"] == "quantized"]
+    quantized = [m for m in report["rows"] if m["status"] == "quantized"]
     assert len(quantized) == 2 * 5  # q, k, v, o and the experts of each of two layers
     assert {m["weight"] for m in quantized} == {"nvfp4"}
 

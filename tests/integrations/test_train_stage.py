@@ -1,7 +1,10 @@
 """The training stage's guards, without verl: lock, stamp, history, receipt, weight comparison."""
 
 import json
+import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -13,6 +16,7 @@ from quads.files import read_jsonl
 from quads.integrations.verl.history import _REQUIRED
 from quads.integrations.verl.launch import MetricsTail, TrainingError
 from quads.integrations.verl.overrides import RunPaths
+from quads.lifeline import alive, descendants, end_processes
 
 RUN = resolve_run(load_experiment("smoke"), load_arm("quads"), 0)
 
@@ -38,6 +42,33 @@ def test_the_driver_of_a_killed_attempt_still_holds_the_lock(tmp_path):
         pass
     with stage.locked(tmp_path, wait_s=10):
         assert driver.poll() is not None or driver.wait(1) == 0
+
+
+STUBBORN_CHILD = """
+import os, signal, subprocess, time
+from quads.integrations.verl.launch import _terminate, descendants, end_processes
+signal.signal(signal.SIGTERM, _terminate)
+child = subprocess.Popen(["bash", "-c", "trap '' TERM; echo $$; while :; do sleep 0.1; done"])
+try:
+    time.sleep(60)
+finally:
+    end_processes(descendants(os.getpid()), grace_s=1.0)
+"""
+
+
+def test_a_second_sigterm_does_not_stop_the_unwinding():
+    """The launcher's way out, told twice while it waits for a child that ignores SIGTERM."""
+    with subprocess.Popen([sys.executable, "-c", STUBBORN_CHILD], stdout=subprocess.PIPE) as launcher:
+        child = int(launcher.stdout.readline())
+        before = descendants(launcher.pid)
+        assert child in {p.pid for p in before}
+        for _ in range(2):
+            launcher.terminate()
+            time.sleep(0.3)
+        assert launcher.wait(10) == 128 + signal.SIGTERM
+        left = {p for p in before if alive(p)}
+        end_processes(left, grace_s=0.0)
+        assert child not in {p.pid for p in left}
 
 
 def test_missing_steps_are_named(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from workflow_box import Box
 
-from quads.config import load_experiments
+from quads.config import Experiment, load_experiments
+from quads.data.benchmarks import names
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = load_experiments(ROOT / "configs")
@@ -20,10 +21,17 @@ ACCEPTED_LINTS = {
 }
 
 
-def expected_jobs(arms: int, seeds: int) -> dict[str, int]:
-    runs = arms * seeds
-    once = {"prepare": 1, "make_benchmarks": 1, "warmup": 1, "track_init": 1, "report_arms": 1}
-    return {**once, "train": runs, "evaluate": runs, "track_run": runs}
+def expected_jobs(experiment: Experiment, arms: int) -> dict[str, int]:
+    """Jobs of a whole experiment, from its YAML alone."""
+    runs, sets = arms * len(experiment.seeds), len(experiment.data.sets)
+    jobs = {"prepare": 1, "make_benchmarks": 1, "warmup": 1, "report_arms": 1, "evaluate": runs}
+    jobs["train" if experiment.runtime.nodes == 1 else "train_nodes"] = runs
+    if experiment.tracking.enabled:
+        jobs |= {"track_init": 1, "track_run": runs}
+    if sets:
+        # every training set is compared with every test set
+        jobs |= {"decontaminate": sets, "fetch_set": sets + len(names("test"))}
+    return jobs
 
 
 @pytest.mark.parametrize("more", [False, True], ids=["arms", "all"])
@@ -31,7 +39,12 @@ def expected_jobs(arms: int, seeds: int) -> dict[str, int]:
 def test_plan_of_every_experiment(box: Box, name: str, more: bool) -> None:
     experiment = EXPERIMENTS[name]
     arms = experiment.arms + (experiment.more_arms if more else ())
-    assert box.count(f"{name}_all" if more else name) == expected_jobs(len(arms), len(experiment.seeds))
+    assert box.count(f"{name}_all" if more else name) == expected_jobs(experiment, len(arms))
+
+
+def test_a_dry_run_of_the_paper_prints_gpu_hours(box: Box) -> None:
+    said = box.run("-n", "--profile", "slurm", "paper").stderr
+    assert "Estimate for paper: 32 GPUs a training job (4 nodes x 8)" in said and "assumed, not measured" in said
 
 
 def test_plain_snakemake_is_toy(box: Box) -> None:
@@ -45,7 +58,8 @@ def test_slurm_plans_the_same(box: Box, target: str) -> None:
 
 def test_slurm_asks_for_what_the_config_says(box: Box) -> None:
     """The default profile wins over --profile: its limits must not cap what Slurm is asked for."""
-    box.edit("smoke.yaml", runtime={"device": "cuda", "gpus_per_node": 4, "threads": 16, "memory_gib": 64})
+    four = {"device": "cuda", "gpus_per_node": 4, "agent_loop": "verl"}
+    box.edit("smoke.yaml", runtime={**four, "threads": 16, "memory_gib": 64})
     plan = box.run("-n", "--profile", "slurm", "smoke")
     (resources, *_) = [
         line for line in (plan.stdout + plan.stderr).splitlines() if "resources:" in line and "cpus_per_task" in line
@@ -65,7 +79,7 @@ def test_tracking_off_leaves_out_mlflow(box: Box) -> None:
         ("smoke.yaml", {"stepz": 1}, "configs/smoke.yaml: 1 problem(s)\n  stepz: unknown key 'stepz'; known: arms,"),
         ("smoke.yaml", {"arms": ["quadz"]}, "unknown arm 'quadz'; known: bf16, fp8,"),
         ("arms/quads.yaml", {"rollout": {"weight": "int4"}}, "rollout.weight: Input should be 'bf16', 'fp8' or"),
-        ("smoke.yaml", {"runtime": {"nodes": 2}}, "runtime.nodes=2: the rules run one node"),
+        ("smoke.yaml", {"runtime": {"nodes": 2}}, "runtime.agent_loop=inline serves one engine replica"),
     ],
     ids=["key", "arm", "mode", "nodes"],
 )

@@ -1,22 +1,6 @@
 """Data, benchmarks and the warm checkpoint: shared by every arm and seed, named by the hash of what decides them."""
 
 
-def decontaminated_sets(wildcards):
-    """Reports of the pinned sets that a data set is drawn from; none for chains."""
-    return [
-        f"results/data/decontaminated/{name}/report.json"
-        for name in EXPERIMENTS[DATA[wildcards.data]].data.sets
-    ]
-
-
-def warmup_data(wildcards):
-    """The data that a warm-up holds out; a pretrained checkpoint needs none."""
-    experiment = EXPERIMENTS[MODELS[wildcards.model]]
-    if experiment.model.checkpoint is not None:
-        return []
-    return [paths.data_dir(experiment) / "manifest.json"]
-
-
 rule prepare:
     input:
         decontaminated_sets,

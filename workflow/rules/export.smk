@@ -6,20 +6,6 @@ results/<experiment>/export/<run>-<format>/ is the checkpoint, results/<experime
 what was verified: layout, scales, bits, bit equality with the engine's own weights, log-probs against the trainer.
 """
 
-FORMATS = ("compressed-tensors", "modelopt")
-
-
-def exported(name):
-    """Reports of all runs that can be exported; separate scales of q, k and v have no place in these formats."""
-    experiment = EXPERIMENTS[name]
-    return [
-        f"results/{name}/export/{run.id}-{form}.json"
-        for run in runs_of(experiment)
-        for form in FORMATS
-        if run.arm.rollout.weight == "nvfp4" and run.arm.weight_scale_group == "fused"
-    ]
-
-
 for name in EXPERIMENTS:
 
     rule:

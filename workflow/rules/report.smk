@@ -5,24 +5,6 @@ in (and the report is made again when one appears); the others are "not run" in 
 the studies first and the report from them.
 """
 
-from quads.paper.paper_tables import STUDIES as REPORT_STUDIES, TRAINED
-
-KERNELS = Path("docs/measured/h200_kernels.json")
-
-
-def study_files(wildcards):
-    wanted = [
-        paths.diagnose_dir(experiment_of(wildcards)) / f"{name}.json"
-        for name in (*REPORT_STUDIES, TRAINED)
-    ]
-    if f"science_{wildcards.experiment}" in sys.argv:
-        return wanted
-    return [p for p in wanted if p.exists()]
-
-
-def bench_files(wildcards):
-    return sorted(paths.throughput_dir(experiment_of(wildcards)).glob("*.json"))
-
 
 rule report_arms:
     input:

@@ -9,22 +9,6 @@ more than one task a node, of which the launcher uses one. GPUs are asked for pe
 """
 
 
-def run_pattern(several):
-    """Runs on one node, or on several, as a wildcard constraint."""
-    names = {
-        run for (name, run) in RUNS if (EXPERIMENTS[name].runtime.nodes > 1) == several
-    }
-    return "|".join(sorted(names)) or "none"
-
-
-def launcher(wildcards, output):
-    """What stands before the stage: nothing on one node."""
-    runtime = experiment_of(wildcards).runtime
-    if runtime.nodes == 1:
-        return ""
-    return f"python -m quads.cluster --gpus-per-node {runtime.gpus_per_node} --logs {Path(output[0]).parent}/ray -- "
-
-
 rule train:
     input:
         data=data_manifest,

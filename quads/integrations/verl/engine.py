@@ -162,7 +162,7 @@ class QuadsFSDPEngine(FSDPEngineWithLMHead):
         module = super()._build_module()
         report = apply_surgery(module, self.quads.precision, self.quads.execution)
         if self.quads.surgery_report and int(os.environ.get("RANK", "0")) == 0:
-            Path(self.quads.surgery_report).write_text(json.dumps(report.to_json(), indent=1))
+            Path(self.quads.surgery_report).write_text(report.to_json())
         log.info("surgery: %s", report)
         return module
 
