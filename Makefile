@@ -35,8 +35,9 @@ smoke: env  ## the shortest real run: two arms, three steps
 	@python workflow/scripts/unlock.py
 	@snakemake smoke $(ARGS)
 
-test: lint  ## lint, types, every test that needs no GPU and no Slurm, one real smoke run
-	@python -m pytest -m "not slurm and not gpu and not blackwell" --durations=15 $(ARGS)
+test: lint  ## lint, types, every test that needs no GPU, one real smoke run
+	@envs/slurm.sh
+	@python -m pytest -m "not gpu and not blackwell" --durations=25 $(ARGS)
 
 test-fast: lint  ## the tests without verl and vLLM
 	@python -m pytest $(ARGS)
@@ -47,7 +48,7 @@ lint: env  ## ruff, snakefmt, mypy, import contracts, shell syntax
 	@snakefmt --check Snakefile workflow
 	@mypy $(TYPED)
 	@lint-imports
-	@bash -n envs/install.sh envs/sandbox.sh .ci/run
+	@bash -n envs/install.sh envs/sandbox.sh envs/slurm.sh envs/gpu/install.sh workflow/scripts/gpu_offline.sh .ci/run
 
 ui: env  ## MLflow's page on http://127.0.0.1:5000 (PORT=... for another)
 	@python workflow/scripts/ui.py --port $(PORT)

@@ -105,6 +105,12 @@ def _imported(tree: ast.AST, module: str, is_package: bool) -> Iterable[str]:
                 yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
+@functools.cache
+def _imports_of(text: str, file: str, module: str, is_package: bool) -> tuple[str, ...]:
+    """`_imported` of a source text. Kept by text: the rules ask for thirty hashes over mostly the same modules."""
+    return tuple(dict.fromkeys(_imported(ast.parse(text, file), module, is_package)))
+
+
 def closure(roots: Iterable[str], source: Path | None = None) -> dict[str, Path]:
     """Module name -> file of everything in the package that the roots reach, sorted.
 
@@ -120,10 +126,11 @@ def closure(roots: Iterable[str], source: Path | None = None) -> dict[str, Path]
         if module in found or file is None or (_excluded(module) and module not in named):
             continue
         found[module] = file
-        todo.extend(_imported(ast.parse(file.read_text(), str(file)), module, file.name == "__init__.py"))
+        todo.extend(_imports_of(file.read_text(), str(file), module, file.name == "__init__.py"))
     return dict(sorted(found.items()))
 
 
+@functools.cache
 def canonical_source(text: str) -> str:
     """The program without comments, docstrings and layout: equal text means equal program."""
     tree = ast.parse(text)

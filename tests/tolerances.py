@@ -141,8 +141,8 @@ TOLERANCES: dict[str, Tolerance] = {
     "diagnostics/num_float32_unrounded": Tolerance(
         limit=1e-4,
         measured=3.9e-6,
-        why="max |float32 engine - trainer's emulation| over tokens where no activation is quantized (bf16, w4a16), tiny "
-        "OLMoE and Mixtral: additions in another order, no rounding boundary to fall over",
+        why="max |float32 engine - trainer's emulation| over tokens where no activation is quantized (bf16, w4a16), "
+        "tiny OLMoE and Mixtral: additions in another order, no rounding boundary to fall over",
     ),
     "diagnostics/blocks_bf16": Tolerance(
         limit=0.1,
@@ -164,8 +164,8 @@ TOLERANCES: dict[str, Tolerance] = {
     "grouped_experts_gpu": Tolerance(
         limit=8e-3,
         measured=3.0e-3,
-        why="the same on an H200 with quantized activations: output and weight gradients equal, dx 3.0e-3 (the loop adds "
-        "a token's rows in bf16, the grouped path in float32), routing weights 6e-8",
+        why="the same on an H200 with quantized activations: output and weight gradients equal, dx 3.0e-3 (the loop "
+        "adds a token's rows in bf16, the grouped path in float32), routing weights 6e-8",
     ),
     "engine_layers_relative": Tolerance(
         limit=2**-5,
@@ -206,14 +206,14 @@ TOLERANCES: dict[str, Tolerance] = {
     "preflight/stream": Tolerance(
         limit=1e-5,
         measured=0.0,
-        why="log-probs layer by layer against the whole model on the same batch, seven families and six precisions: the "
-        "same additions, limit for another BLAS",
+        why="log-probs layer by layer against the whole model on the same batch, seven families and six precisions: "
+        "the same additions, limit for another BLAS",
     ),
     "preflight/padding_share_moved": Tolerance(
         limit=0.1,
         measured=0.0,
-        why="share of tokens that move by more than 1e-5 when sequences are padded into one forward: float32 noise flips "
-        "a code, which moves that token and its successors",
+        why="share of tokens that move by more than 1e-5 when sequences are padded into one forward: float32 noise "
+        "flips a code, which moves that token and its successors",
     ),
     "preflight/drawn_shares": Tolerance(
         limit=0.012,

@@ -269,8 +269,8 @@ class Runtime(Frozen):
     def _replicas(self) -> Self:
         if self.nodes * self.gpus_per_node > 1 and self.agent_loop == "inline":
             raise ValueError(
-                f"runtime.agent_loop=inline serves one engine replica, {self.nodes} x {self.gpus_per_node} devices have "
-                "more; use agent_loop: verl"
+                f"runtime.agent_loop=inline serves one engine replica, {self.nodes} x {self.gpus_per_node} devices "
+                "have more; use agent_loop: verl"
             )
         return self
 

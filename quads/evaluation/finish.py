@@ -111,7 +111,7 @@ def _engine(
 
 
 def _summary(records: Sequence[Record], questions: Sequence[Question], evaluation: Evaluation) -> dict[str, Any]:
-    """The held-out split, which is asked first, at the top level; the named benchmarks and their macro average below."""
+    """The held-out split, which is asked first, at the top level; benchmarks and their macro average below."""
     entries = {}
     for name in dict.fromkeys(q.benchmark for q in questions):
         asked = [q for q in questions if q.benchmark == name]

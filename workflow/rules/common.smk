@@ -187,7 +187,7 @@ def show_estimates():
         if experiment is not None and experiment.rates is not None:
             arms = load_arms(experiment, Path("configs"), more=target.endswith("_all"))
             print(
-                "\n" + estimate.table(experiment, estimate.estimate(experiment, arms)),
+                f"\n{estimate.table(experiment, estimate.estimate(experiment, arms))}",
                 file=sys.stderr,
             )
 

@@ -66,7 +66,6 @@ class QuadsOptions:
             delta_weight_report=config.delta_weight_report,
         )
 
-
     @classmethod
     def from_model_config(cls, override_config: Any) -> QuadsOptions:
         """From the JSON file named by `actor_rollout_ref.model.override_config.quads`: a run without our workers.
