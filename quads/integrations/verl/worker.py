@@ -74,7 +74,8 @@ class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def check_engine_weights(self) -> dict[str, Any]:
         """Dump the engine's weights, compare with the trainer's, write and return the report (rank 0 writes)."""
-        path = self.options.engine_weights
+        # Each rank has an engine replica of its own, and ranks may share a file system.
+        path = f"{self.options.engine_weights}.rank{self.rank}"
         await self.rollout._execute_method("quads_dump_weights", args=(path,))
         report = compare_weights(quantized_weights(self.actor.engine.module), load_file(path))
         if self.rank == 0:
