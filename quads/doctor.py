@@ -33,6 +33,7 @@ from quads.files import write_json_atomic
 
 Status = Literal["ok", "absent", "MISSING"]
 PURPOSES = ("laptop", "gpu", "cluster")
+MEMORY_GIB, DISK_GIB = 10, 2  # what `make toy` takes once the environment is there
 ENVS = Path(__file__).resolve().parent.parent / "envs"
 PINS = {"laptop": ENVS / "cpu.txt", "gpu": ENVS / "gpu" / "requirements.txt"}
 STACK = ("torch", "vllm", "verl", "transformers", "tensordict", "ray", "triton", "mlflow", "snakemake")
@@ -69,6 +70,11 @@ def packages(purpose: str) -> list[Line]:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             lines.append(Line(name, "MISSING", f"not installed in {sys.prefix}; `make env` installs the pinned list"))
+            continue
+        if purpose != "laptop" and version.endswith("+cpu"):
+            lines.append(
+                Line(name, "MISSING", f"{version} is a CPU build; make env GPU=1, then .venv-gpu/bin/activate")
+            )
             continue
         pin = wanted.get(name)
         note = "" if pin is None or version.partition("+")[0] == pin else f" (pinned: {pin}; nobody ran this pair here)"
@@ -170,8 +176,8 @@ def machine() -> Line:
     words = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE))
     memory, disk = int(words["MemAvailable"]) / 2**20, shutil.disk_usage(".").free / 2**30
     detail = f"Python {platform.python_version()}, {memory:.0f} GiB of memory free, {disk:.0f} GiB of disk free"
-    # What `make toy` was measured with.
-    return needed("machine", None if memory >= 8 and disk >= 2 else f"{detail}; 8 and 2 are needed", detail, True)
+    enough = memory >= MEMORY_GIB and disk >= DISK_GIB
+    return needed("machine", None if enough else f"{detail}; {MEMORY_GIB} and {DISK_GIB} are needed", detail, True)
 
 
 def examine(purpose: str) -> list[Line]:

@@ -100,10 +100,12 @@ def _rates(experiment: Experiment) -> Rates:
 def main(argv: list[str] | None = None) -> int:
     """Print the table; 1 with a message where the experiment states no rates."""
     parser = argparse.ArgumentParser(prog="python -m quads.estimate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
+    parser.add_argument("--experiment", type=Path, required=True, help="NAME or configs/NAME.yaml")
     parser.add_argument("--more-arms", action="store_true", help="with more_arms")
     args = parser.parse_args(argv)
     try:
+        if not args.experiment.suffix:
+            args.experiment = Path("configs") / f"{args.experiment}.yaml"
         experiment = load_experiment(args.experiment.stem, args.experiment.parent)
         arms = load_arms(experiment, args.experiment.parent, more=args.more_arms)
         sys.stdout.write(table(experiment, estimate(experiment, arms)) + "\n")

@@ -107,6 +107,7 @@ def take_pretrained(experiment: Experiment, out: Path) -> dict[str, Any]:
     checkpoint = experiment.model.checkpoint
     assert checkpoint is not None
     found = pretrained.place(checkpoint, out)
+    (out / "manifest.json").unlink(missing_ok=True)
     return {"config_hash": model_hash(experiment), "config": checkpoint.model_dump(mode="json"), **found}
 
 
@@ -131,7 +132,6 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     lifeline.watch_parents()
     experiment = load_experiment(args.experiment.stem, configs=args.experiment.parent)
-    (args.out / "manifest.json").unlink(missing_ok=True)
     if experiment.model.checkpoint is not None:
         manifest = take_pretrained(experiment, args.out)
         log.info("%s, %d parameters", manifest["architecture"], manifest["parameters"])
@@ -139,6 +139,7 @@ def main(argv: list[str] | None = None) -> None:
         if args.data is None:
             parser.error("--data is required: this experiment warms its model up on chains")
         _require_matching_data(experiment, args.data)
+        (args.out / "manifest.json").unlink(missing_ok=True)
         manifest = warm_up(experiment, args.data, args.out, args.device or default_device(experiment))
         log.info("accuracy %s, %s", manifest["accuracy"], manifest["seconds"])
     write_json_atomic(args.out / "manifest.json", manifest)

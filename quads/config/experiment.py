@@ -87,6 +87,12 @@ class Data(Frozen):
     calibration_prompts: int = Field(64, gt=0, description="prompts with answers that calibrate static RAC masks")
     seed: int = 1000
 
+    @model_validator(mode="after")
+    def _sets_once(self) -> Self:
+        if len(set(self.sets)) != len(self.sets):
+            raise ValueError(f"data.sets lists a set twice: {list(self.sets)}; held-out prompts would be trained on")
+        return self
+
 
 class Outliers(Frozen):
     """Function-preserving outlier channels INJECTED into the warm checkpoint (gain x strength, next matrix / strength).
@@ -329,6 +335,13 @@ class Experiment(Frozen):
             raise ValueError(
                 f"data.train_prompts={self.data.train_prompts} is less than grpo.steps x prompts_per_step = {need}: "
                 f"prompts would repeat; raise data.train_prompts to {need} or more"
+            )
+        samples = self.grpo.mini_batch_prompts * self.grpo.samples_per_prompt
+        ranks, micro = self.runtime.nodes * self.runtime.gpus_per_node, self.runtime.micro_batch_sequences
+        if self.runtime.tokens_per_gpu is None and samples % (ranks * micro):
+            raise ValueError(
+                f"a mini-batch of {samples} sequences on {ranks} device(s) is not a multiple of "
+                f"runtime.micro_batch_sequences={micro}; choose a divisor of {samples // ranks}"
             )
         fits = self.data.operations + 2
         if not self.data.sets and self.grpo.max_response_tokens < fits:

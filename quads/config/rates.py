@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, PositiveFloat
 
 from quads.config.arms import Frozen
 
@@ -14,7 +16,7 @@ class Rates(Frozen):
     decode_tokens_per_s: float = Field(gt=0, description="generation in BF16, one GPU, the engine's batch full")
     train_tokens_per_s: float = Field(gt=0, description="forward, backward and optimizer, one GPU")
     response_tokens: float = Field(gt=0, description="mean length of a response")
-    decode_factor: dict[str, float] = Field(
+    decode_factor: dict[Literal["bf16", "fp8", "w4a16", "w4a4", "w4a4+rac"], PositiveFloat] = Field(
         {}, description="rate of a rollout mode relative to BF16 (emulated NVFP4 is slower); unset: 1"
     )
     start_minutes: float = Field(10.0, ge=0, description="of one job: imports, weights, engine start")

@@ -40,11 +40,16 @@ def place(checkpoint: Checkpoint, out: Path) -> dict[str, Any]:
 def _link(source: Path, out: Path) -> None:
     if not source.is_dir():
         raise ValueError(f"model.checkpoint.path={str(source)!r}: no such folder; give a Hugging Face checkpoint")
+    if out.resolve() in (source.resolve(), *source.resolve().parents) or source.resolve() in out.resolve().parents:
+        raise ValueError(
+            f"model.checkpoint.path={str(source)!r} and --out {out} lie in one another; give another --out"
+        )
     for pattern in WANTED:
         for path in source.glob(pattern):
-            target = out / path.name
-            target.unlink(missing_ok=True)
-            target.symlink_to(path.resolve())
+            link = out / f"{path.name}.part"
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
+            os.replace(link, out / path.name)
 
 
 def _download(checkpoint: Checkpoint, out: Path) -> None:
@@ -99,4 +104,8 @@ def _parameters(path: Path) -> int:
         if length > 100 << 20:
             raise ValueError(f"{path}: not a safetensors file (header of {length} bytes); fetch it again")
         header = json.loads(file.read(length))
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        size = os.fstat(file.fileno()).st_size
+        if size != 8 + length + end:
+            raise ValueError(f"{path}: {size} bytes, its header says {8 + length + end}: cut off; fetch it again")
     return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -10,8 +10,9 @@ that was not compared with test sets cannot be trained on. Rows of train and eva
 Rows of calibration: {"prompt": messages, "set", "id"}; the trainer tokenizes them with its own chat template, because
 no tokenizer is at hand here.
 
-Contract: a longer train split changes no held-out row. Two passes, so that only chosen rows and a bounded number of
-tests a program stand in memory. Differs from shuffling in the data loader: what is held out is decided here, once.
+Contract: a longer train split changes no held-out row, and no problem is drawn twice: of rows whose text is the same
+but for case and spacing, within a set or across sets, only the first counts. Two passes, so that only chosen rows and
+a bounded number of tests a program stand in memory. Differs from shuffling in the data loader: what is held out is decided here, once.
 No torch.
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from quads.config import Data
+from quads.data.benchmarks import names
 from quads.files import read_result
 from quads.rewards.prompts import CODE_SYSTEM, code_prompt, math_prompt
 
@@ -47,22 +49,43 @@ def kept_rows(name: str, fetched: Path) -> Iterator[Row]:
     with rows.open("rb") as file:
         for line in file:
             digest.update(line)
-            yield json.loads(line)
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{rows}: a damaged line ({error.msg}); run `snakemake -f {path}`") from None
     if digest.hexdigest() != want:
         raise ValueError(f"{rows}: its hash is not the report's; run `snakemake -f {path}`")
 
 
+def distinct(data: Data, fetched: Path) -> list[list[int]]:
+    """By set, the numbers of its rows whose problem occurs nowhere before. Raises ValueError for an unknown set."""
+    seen: set[bytes] = set()
+    out: list[list[int]] = []
+    for name in data.sets:
+        if name not in names("train"):
+            raise ValueError(f"data.sets: no training set {name!r}; known: {', '.join(names('train'))}")
+        own = []
+        for i, row in enumerate(kept_rows(name, fetched)):
+            text = " ".join((row["question"] if "tests" in row else row["problem"]).casefold().split())
+            key = hashlib.sha256(text.encode()).digest()
+            if key not in seen:
+                seen.add(key)
+                own.append(i)
+        out.append(own)
+    return out
+
+
 def draw(data: Data, fetched: Path) -> dict[str, list[tuple[int, int]]]:
-    """(set, row) numbers by split, in their order. Raises ValueError when the sets hold too few rows."""
+    """(set, row) numbers by split, in their order. Raises ValueError when the sets hold too few distinct problems."""
     counts = {"eval": data.eval_prompts, "calibration": data.calibration_prompts, "train": data.train_prompts}
-    sizes = [sum(1 for _ in kept_rows(name, fetched)) for name in data.sets]
-    if sum(counts.values()) > sum(sizes):
-        have = ", ".join(f"{name} {size}" for name, size in zip(data.sets, sizes, strict=True))
+    rows = distinct(data, fetched)
+    every = [(s, i) for s, own in enumerate(rows) for i in own]
+    if sum(counts.values()) > len(every):
+        have = ", ".join(f"{name} {len(own)}" for name, own in zip(data.sets, rows, strict=True))
         raise ValueError(
-            f"data asks for {sum(counts.values())} prompts ({counts}), its sets hold {sum(sizes)} ({have}); "
+            f"data asks for {sum(counts.values())} prompts ({counts}), its sets hold {len(every)} ({have}); "
             "lower data.train_prompts or add a set"
         )
-    every = [(s, i) for s, size in enumerate(sizes) for i in range(size)]
     order = np.random.default_rng(data.seed).permutation(len(every))
     splits, start = {}, 0
     for split, count in counts.items():

@@ -5,8 +5,12 @@
     G_t   trailing median of the gap over `window` steps           B = median gap of the first `baseline` steps
     sigma robust standard deviation of the step-to-step noise of the reward: 1.4826 median |r_t - r_(t-1)| / sqrt(2)
 
+    M_t   trailing mean of the reward over 2 x `window` steps       Q_t   highest trailing mean over 3 x `window` steps
+    e     standard error of M - Q: sigma sqrt(1 / (2 window) + 1 / (3 window))
+
     fallen_t   R_t < drop P_t  and  P_t - R_t > noise sigma         grown_t   G_t > growth B
-    collapsed    fallen in `patience` steps in a row                gap alarm  grown in `patience` steps in a row
+    sunk_t     M_t < drop Q_t  and  Q_t - M_t > 2 noise e  and  R_t < recover P_t
+    collapsed    fallen, or sunk, in `patience` steps in a row      gap alarm  grown in `patience` steps in a row
     recovered    after a collapse, R_t >= recover P_t in `patience` steps in a row (a later fall may collapse again)
     diverged     reward or gap is NaN or infinite: at once, for good
 
@@ -15,6 +19,9 @@ on at the last step. The gap alone never makes a collapse: a run may learn well 
 
 The peak is read from a longer median than the level, because a maximum over many steps picks up noise: with defaults,
 2 of 100 flat runs of 150 steps with noise of a sixth of the reward alarm; with equal windows it was 16.
+`fallen` is quick and robust to bad batches, but asks of a short median a fall of 1.5 sigma of a single step: a run whose
+noise is a third of its reward can halve unseen. `sunk` sees that fall in longer means, by their own, smaller error.
+Lowering `noise` instead would alarm in a third of such runs that are flat (docs/diagnostics.md has the numbers).
 Differs from thresholds on single steps (one bad batch is no collapse: medians and patience) and from moving
 baselines (they follow a gap that grows slowly and never alarm: B is fixed after `baseline` steps). Reward and gap are
 any per-step series; the gap is non-negative, for example gap_mean or k3 in nats.
@@ -25,13 +32,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from quads.config import Collapse
 
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 PEAK_WINDOWS = 2  # the peak's median is over this many windows
+MEAN_WINDOWS, MEAN_PEAK_WINDOWS = 2, 3  # the same for the means of `sunk`
+MEAN_ERRORS = 2.0  # times `noise`: standard errors by which the means must differ; more than 2, because Q is a maximum
 STOPPING = ("collapsed", "diverged")  # alarms that end a run under grpo.stop_on_collapse
 MIN_DIFFERENCES = 4  # fewer say nothing about the noise: then sigma is infinite and nothing counts as fallen
 
@@ -55,6 +64,7 @@ class Detector:
     _rewards: list[float] = field(default_factory=list)
     _gaps: list[float] = field(default_factory=list)
     _peak: float = -math.inf
+    _mean_peak: float = -math.inf
     _state: str = "healthy"  # healthy, collapsed, recovered, diverged
     _gap_alarm: bool = False
     _rows: dict[str, tuple[int, int]] = field(default_factory=dict)  # condition -> (length, first step)
@@ -72,15 +82,32 @@ class Detector:
         if len(self._rewards) >= PEAK_WINDOWS * s.window:
             self._peak = max(self._peak, median(self._rewards[-PEAK_WINDOWS * s.window :]))
         raised = self._gap(step, grown)
-        fallen = level < s.drop * self._peak and self._peak - level > s.noise * self.sigma()
-        if self._row("fallen", step, fallen) == s.patience and self._state != "collapsed":
-            why = f"reward {level:.3f} below {s.drop:g} x {self._peak:.3f} for {s.patience} steps"
-            return self._raise(step, self._rows["fallen"][1], "collapsed", why)
+        sigma = self.sigma()
+        fallen = level < s.drop * self._peak and self._peak - level > s.noise * sigma
+        long = self._row("fallen", step, fallen) == s.patience
+        mean, sunk = self._sunk(level, sigma)
+        longer = self._row("sunk", step, sunk) == s.patience
+        if (long or longer) and self._state != "collapsed":
+            row, value, peak = ("fallen", level, self._peak) if long else ("sunk", mean, self._mean_peak)
+            why = f"reward {value:.3f} below {s.drop:g} x {peak:.3f} for {s.patience} steps"
+            return self._raise(step, self._rows[row][1], "collapsed", why)
         back = self._state == "collapsed" and level >= s.recover * self._peak
         if self._row("back", step, back) == s.patience:
             why = f"reward {level:.3f} again above {s.recover:g} x {self._peak:.3f} for {s.patience} steps"
             return self._raise(step, self._rows["back"][1], "recovered", why)
         return raised
+
+    def _sunk(self, level: float, sigma: float) -> tuple[float, bool]:
+        """M_t (NaN while there are too few steps for a peak), and whether it lies below the peak Q_t by more than error."""
+        s, longest = self.settings, MEAN_PEAK_WINDOWS * self.settings.window
+        if len(self._rewards) < longest:
+            return math.nan, False
+        self._mean_peak = max(self._mean_peak, fmean(self._rewards[-longest:]))
+        mean = fmean(self._rewards[-MEAN_WINDOWS * s.window :])
+        error = sigma * math.sqrt(1 / (MEAN_WINDOWS * s.window) + 1 / longest)
+        low = mean < s.drop * self._mean_peak and self._mean_peak - mean > MEAN_ERRORS * s.noise * error
+        # what is back at its peak has no fall left to report, although the longer mean still holds the dip
+        return mean, low and level < s.recover * self._peak
 
     def _gap(self, step: int, level: float) -> Alarm | None:
         s = self.settings

@@ -113,7 +113,7 @@ class Cluster:
             ray += ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self.temporary}"]
         else:
             ray += [f"--address={ip}:{port}"]
-        step = ["srun", "--overlap", "--exact", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--export=ALL", *ray]
+        step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--export=ALL", *ray]
         environment = {**os.environ, "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
         with (self.logs / f"ray-{host}.log").open("ab") as out:
             self.steps[host] = subprocess.Popen(

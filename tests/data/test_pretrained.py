@@ -82,3 +82,18 @@ def test_the_hash_of_a_pretrained_model_does_not_depend_on_data() -> None:
     toy = load_experiment("toy")
     moved = toy.model_copy(update={"data": toy.data.model_copy(update={"seed": 9})})
     assert model_hash(moved) != model_hash(toy)
+
+
+def test_a_folder_inside_the_checkpoint_destroys_nothing(folder: Path) -> None:
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    for out in (folder, folder / "inner", folder.parent):
+        with pytest.raises(ValueError, match="lie in one another"):
+            pretrained.place(Checkpoint(path=str(folder)), out)
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+
+
+def test_a_shard_that_was_cut_off_is_refused(folder: Path, tmp_path: Path) -> None:
+    shard = folder / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"its header says .*cut off"):
+        pretrained.place(Checkpoint(path=str(folder)), tmp_path / "out")

@@ -99,3 +99,23 @@ def test_changed_rows_are_refused(fetched: Path) -> None:
     rows.write_text(rows.read_text().replace('"answer": "2"', '"answer": "3"'))
     with pytest.raises(ValueError, match="its hash is not the report's"):
         sets.build(data(), fetched)
+
+
+def test_a_problem_that_occurs_twice_is_drawn_once(tmp_path: Path) -> None:
+    """A training set is public and its parts overlap: a held-out problem must not be trained on under another id."""
+    twice = [{**math_row(i), "problem": f"  what IS {i}\n+ {i}? "} for i in range(30)]
+    write_set(tmp_path, "deepmath_103k", [*(math_row(i) for i in range(30)), *twice])
+    write_set(tmp_path, "dapo_math_17k", [math_row(i) for i in range(25, 40)])
+    names = ("deepmath_103k", "dapo_math_17k")
+    rows = sets.build(data(sets=names, train_prompts=27), tmp_path)
+    texts = [" ".join(r["prompt"][0]["content"].casefold().split()) for split in rows.values() for r in split]
+    assert len(texts) == 40 and len(set(texts)) == 40
+    with pytest.raises(ValueError, match=r"hold 40 \(deepmath_103k 30, dapo_math_17k 10\)"):
+        sets.build(data(sets=names, train_prompts=28), tmp_path)
+
+
+def test_a_set_named_twice_or_unknown_is_refused(fetched: Path) -> None:
+    with pytest.raises(ValueError, match="lists a set twice"):
+        data(sets=("deepmath_103k", "deepmath_103k"))
+    with pytest.raises(ValueError, match="no training set 'aime24'; known: "):
+        sets.build(data(sets=("aime24",)), fetched)

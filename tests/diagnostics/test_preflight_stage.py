@@ -174,6 +174,24 @@ def test_nan_is_named(key: str, tmp_path: Path, prompts: Path, caplog: pytest.Lo
     assert f"{key} is not finite: 1 of" in failed(folder, prompts, caplog)
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("model.layers.0.self_attn.o_proj.weight", "layer 0 of 2 cannot be run"),
+        ("lm_head.weight", "trainer bf16, rollout bf16: non-finite log-probs"),
+    ],
+)
+def test_overflow_is_a_sentence(
+    key: str, message: str, tmp_path: Path, prompts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Finite weights whose products are not."""
+    folder = save(tiny_model(), tmp_path / "m")
+    whole = load_file(folder / "model.safetensors")
+    save_file(whole | {key: torch.full_like(whole[key], 3e38)}, folder / "model.safetensors")
+    assert message in failed(folder, prompts, caplog, "--out", str(tmp_path / "out"))
+    assert "activations overflow" in caplog.text and not (tmp_path / "out").exists()
+
+
 def test_width_that_is_no_multiple_of_16(tmp_path: Path, prompts: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = save(tiny_model(moe_intermediate_size=24), tmp_path / "m")
     assert "K=24" in failed(folder, prompts, caplog) and "mlp.experts.down_proj" in caplog.text

@@ -71,6 +71,14 @@ def test_levels_and_reasons() -> None:
     assert judged(0.2, tokens=199).level == "unknown" and "199 scored tokens" in judged(0.2, tokens=199).reason
 
 
+@pytest.mark.parametrize("gap", [math.nan, math.inf])
+@pytest.mark.parametrize("basis", ["response", "prompt"])
+def test_a_gap_that_is_no_number_has_no_verdict(gap: float, basis: str) -> None:
+    found = judged(gap, basis=basis)
+    assert found.level == "unknown" and "not finite" in found.reason and f"{gap:.3g}" in found.reason
+    assert verdict.judge(0.01, 0.009, gap, tokens=1000, minimum=200, basis=basis).level == "unknown"
+
+
 def test_prompt_tokens_need_a_margin() -> None:
     assert judged(0.064, basis="prompt").level == "unknown" and "give responses" in judged(0.064, basis="prompt").reason
     assert judged(0.5, basis="prompt").level == "will hurt" and judged(0.001, basis="prompt").level == "ok"

@@ -81,3 +81,17 @@ def test_without_slurm_the_clients_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert doctor.slurm("laptop")[0].status == "absent"
     found = doctor.slurm("cluster")
     assert found[0].status == "MISSING" and "sbatch" in found[0].detail
+
+
+@pytest.mark.parametrize(("memory", "disk", "status"), [(12, 3, "ok"), (8, 3, "MISSING"), (12, 1, "MISSING")])
+def test_memory_and_disk_are_judged(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int, status: str) -> None:
+    text = f"MemTotal: 1 kB\nMemAvailable: {memory * 2**20} kB\n"
+    monkeypatch.setattr(doctor.Path, "read_text", lambda self: text)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": disk * 2**30}))
+    assert doctor.machine().status == status
+
+
+def test_a_cpu_build_does_not_serve_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu" if name == "torch" else "1.0")
+    lines = {line.what: line for line in doctor.packages("gpu")}
+    assert lines["torch"].status == "MISSING" and "GPU=1" in lines["torch"].detail

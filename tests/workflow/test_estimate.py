@@ -38,3 +38,28 @@ def test_table_names_every_arm_and_the_source_of_the_rates() -> None:
 def test_an_experiment_without_rates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert estimate.main(["--experiment", "configs/toy.yaml"]) == 1
     assert "states no `rates`" in capsys.readouterr().err
+
+
+def test_qat_costs_training_time_and_a_bf16_engine_decodes_at_the_bf16_rate() -> None:
+    small = load_experiment("gpu_small")
+    rates = small.rates
+    assert rates is not None and rates.qat_overhead > 1
+    plain = small.model_copy(update={"rates": rates.model_copy(update={"qat_overhead": 1.0})})
+    arm = load_arm("qat_only")
+    assert estimate.train_row(small, arm).gpu_hours > estimate.train_row(plain, arm).gpu_hours
+    both = estimate.evaluate_row(small, arm).gpu_hours
+    own, bf16 = (
+        estimate.evaluate_row(
+            small.model_copy(update={"evaluation": small.evaluation.model_copy(update={"engines": (engine,)})}), arm
+        ).gpu_hours
+        for engine in ("own", "bf16")
+    )
+    assert own > bf16 and both == pytest.approx(own + bf16)
+
+
+def test_a_factor_of_an_unknown_mode_is_refused() -> None:
+    paper = load_experiment("paper")
+    assert paper.rates is not None
+    for factor in ({"w4a4_rac": 0.5}, {"w4a4": 0.0}):
+        with pytest.raises(ValueError, match="decode_factor"):
+            type(paper.rates).model_validate({**paper.rates.model_dump(), "decode_factor": factor})

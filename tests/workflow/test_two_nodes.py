@@ -21,7 +21,7 @@ arms: [quads]
 data: {train_prompts: 24, eval_prompts: 8, calibration_prompts: 8, operations: 3}
 warmup: {clean_steps: 5, noisy_steps: 0}
 grpo: {steps: 2, save_every: 1, samples_per_prompt: 4, max_response_tokens: 5}
-runtime: {nodes: 2, agent_loop: verl, micro_batch_sequences: 48}
+runtime: {nodes: 2, agent_loop: verl, micro_batch_sequences: 24}
 diagnostics: {training_every: 0}
 """
 

@@ -178,6 +178,15 @@ def dry_run():
     return any(re.fullmatch(r"-[a-z]*n[a-z]*|--dry-?run", word) for word in sys.argv)
 
 
+def plans_only_or_runs():
+    """Whether this call plans or runs jobs itself: no job of a running workflow, no listing, no report."""
+    asks = r"--(mode|summary|detailed-summary|list.*|lint|dag|rulegraph|filegraph|report|unlock|archive|cleanup.*)(=.*)?"
+    return not any(
+        re.fullmatch(asks, word) or word in ("-S", "-D", "-l", "-L")
+        for word in sys.argv
+    )
+
+
 def show_estimates():
     """In a dry run: GPU-hours of every named experiment that states rates (quads.estimate)."""
     if not dry_run():

@@ -35,7 +35,8 @@ def launcher(wildcards, output):
     runtime = experiment_of(wildcards).runtime
     if runtime.nodes == 1:
         return ""
-    return f"python -m quads.cluster --gpus-per-node {runtime.gpus_per_node} --logs {Path(output[0]).parent}/ray -- "
+    each = f"--gpus-per-node {runtime.gpus_per_node} --cpus-per-node {max(64, runtime.threads)}"
+    return f"python -m quads.cluster {each} --logs {Path(output[0]).parent}/ray -- "
 
 
 def study_files(wildcards):

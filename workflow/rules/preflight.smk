@@ -35,8 +35,10 @@ rule preflight:
         mem_mb=memory_mb,
         job_gib=memory_gib,
         cpus_per_task=threads_of,
-        gpu=gpus,
+        gpu=engine_gpus,
         runtime=120,
+        slurm_partition=partition,
+        slurm_account=account,
     params:
         code=code_hash("quads.preflight", "quads.diagnostics.preflight"),
         model=lambda wildcards, input: Path(input.model).parent,

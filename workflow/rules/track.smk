@@ -8,7 +8,8 @@ TRAP: so a deleted database would leave markers that say that everything is trac
 
 from quads.markers import lost_markers
 
-for marker in lost_markers(Path("results")):
+# A job's own process reads this file too, perhaps on a node that does not see the store; so does `snakemake --summary`.
+for marker in lost_markers(Path("results")) if plans_only_or_runs() else ():
     if dry_run():
         print(f"{marker}: its store is gone; a real run imports again", file=sys.stderr)
     else:

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quads.config import Preflight
+from quads.config import ConfigError, Preflight
 from quads.diagnostics.metrics import GapSettings, gap_table
 from quads.diagnostics.preflight.checkpoint import Checkpoint
 from quads.diagnostics.preflight.engine import as_engine, engine_value
 from quads.diagnostics.preflight.sequences import Chunk, Sequences
-from quads.diagnostics.preflight.stream import Pass
+from quads.diagnostics.preflight.stream import OVERFLOW, Pass
 from quads.diagnostics.preflight.variants import Stream
 
 SLICE = 2**25  # logits in memory per stream: rows x V
@@ -144,7 +144,7 @@ def _draw(log_prob: Tensor, u: Tensor) -> Tensor:
 def pair_rows(scores: Scores, streams: Sequence[Stream], settings: Preflight) -> list[dict[str, Any]]:
     """One row per pair: the predicted mean gap with its interval, and every definition of quads.diagnostics.metrics.
 
-    Columns `drawn_*` and `given_*` are those definitions over drawn and given tokens; see the module docstring.
+    Raises ConfigError for log-probs that are not finite. Columns `drawn_*` and `given_*` are those definitions over drawn and given tokens; see the module docstring.
     """
     gap = GapSettings(settings.clip_low, settings.clip_high, settings.microbatch_sequences)
     mask, rows = scores.mask, []
@@ -152,8 +152,11 @@ def pair_rows(scores: Scores, streams: Sequence[Stream], settings: Preflight) ->
         for name in (s.name for s in streams if not s.engine):
             pair = (name, stream.name)
             low, high = _interval(scores.expected[pair], mask, settings)
-            drawn = gap_table(scores.drawn_trainer[pair], scores.drawn[stream.name], mask, gap)
-            given = gap_table(scores.given[f"trainer:{name}"], scores.given[stream.key], mask, gap)
+            try:
+                drawn = gap_table(scores.drawn_trainer[pair], scores.drawn[stream.name], mask, gap)
+                given = gap_table(scores.given[f"trainer:{name}"], scores.given[stream.key], mask, gap)
+            except ValueError as error:
+                raise ConfigError(f"trainer {name}, rollout {stream.name}: {error}. {OVERFLOW}") from error
             rows.append(
                 {
                     "trainer": name,

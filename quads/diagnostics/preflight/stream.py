@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quads.config import ConfigError
 from quads.diagnostics.layers import Sums, accumulate, layer_row, qsnr
 from quads.diagnostics.preflight.checkpoint import Checkpoint
 from quads.diagnostics.preflight.engine import as_engine, engine_value
@@ -38,6 +39,10 @@ from quads.numerics.rac import RacSpec, channel_scores, select
 log = logging.getLogger(__name__)
 
 SLAB = 2**26  # elements of a weight that are quantized at once: bounds the quantizer's temporaries
+OVERFLOW = (
+    "The weights on disk are finite, so activations overflow: check that the checkpoint generates text in bf16, and "
+    "that its config.json (class, norms, scales) belongs to its weights"
+)
 Observer = Callable[[str, Tensor, Tensor | None], None]
 
 
@@ -63,7 +68,7 @@ def run_layers(
     spec: RacSpec,
     device: str,
 ) -> Pass:
-    """See the module docstring; `spec`: the RAC whose masks the rows describe. ConfigError for bad weights."""
+    """See the module docstring; `spec`: the RAC whose masks the rows describe. ConfigError for bad weights and overflow."""
     result = Pass({stream.key: [] for stream in streams})
     checkpoint.skeleton.model.rotary_emb.to(device)
     with checkpoint.materialised("model.embed_tokens", device) as embed:
@@ -77,7 +82,10 @@ def run_layers(
             checkpoint.materialised(f"model.layers.{index}", device) as layer,
             _alone(checkpoint.skeleton, index) as run,
         ):
-            _Layer(layer, run, result, streams, spec, device).advance(scored, calibration, calibrating)
+            try:
+                _Layer(layer, run, result, streams, spec, device).advance(scored, calibration, calibrating)
+            except ValueError as error:
+                raise ConfigError(f"layer {index} of {count} cannot be run: {error}. {OVERFLOW}") from error
         _note_drift(result, streams, scored)
         spent = time.monotonic() - begun
         log.info(

@@ -4,7 +4,8 @@
     will hurt  gap >= HURT_FROM    geometric middle of: the smallest gap from which on every run lost at least LOSS
                                    points, the next smaller gap
     risky      between them; the runs there lost 3 to 4 points
-    unknown    too few scored tokens, or prompt tokens only and the verdict would change within a factor PROMPT_MARGIN
+    unknown    a gap that is no number, too few scored tokens, or prompt tokens only and the verdict would change
+               within a factor PROMPT_MARGIN
 
 Both limits are computed from EVIDENCE, the only home of these numbers: this project's toy (154k parameters, 60 GRPO
 steps, arithmetic, vLLM on CPU). Gap: mean |log pi_trainer - log pi_rollout| before the first update. Points: pass@1 in
@@ -94,6 +95,8 @@ def nearest(gap: float, count: int = 2) -> list[Evidence]:
 
 def judge(gap: float, low: float, high: float, *, tokens: int, minimum: int, basis: str) -> Verdict:
     """Verdict on a predicted mean gap with its 95 % interval; basis as in quads.diagnostics.preflight.sequences."""
+    if not all(map(math.isfinite, (gap, low, high))):
+        return Verdict("unknown", f"gap {gap:.3g} [{low:.3g}, {high:.3g}] is not finite: a trainer or rollout overflows")
     if tokens < minimum:
         return Verdict("unknown", f"{tokens} scored tokens are fewer than {minimum}: give more or longer sequences")
     level = level_of(gap)
