@@ -37,7 +37,7 @@ smoke: env  ## the shortest real run: two arms, three steps
 
 test: lint  ## lint, types, every test that needs no GPU, one real smoke run
 	@envs/slurm.sh
-	@python -m pytest -m "not gpu and not blackwell" --durations=25 $(ARGS)
+	@tests/run.sh $(ARGS)
 
 test-fast: lint  ## the tests without verl and vLLM
 	@python -m pytest $(ARGS)
@@ -48,7 +48,7 @@ lint: env  ## ruff, snakefmt, mypy, import contracts, shell syntax
 	@snakefmt --check Snakefile workflow
 	@mypy $(TYPED)
 	@lint-imports
-	@bash -n envs/install.sh envs/sandbox.sh envs/slurm.sh envs/gpu/install.sh workflow/scripts/gpu_offline.sh .ci/run
+	@bash -n envs/install.sh envs/sandbox.sh envs/slurm.sh tests/run.sh envs/gpu/install.sh workflow/scripts/gpu_offline.sh .ci/run
 
 ui: env  ## MLflow's page on http://127.0.0.1:5000 (PORT=... for another)
 	@python workflow/scripts/ui.py --port $(PORT)

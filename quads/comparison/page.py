@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quads.comparison.differences import provenance, settings
-from quads.comparison.runs import ComparedRun
+from quads.comparison.runs import LETTERS, ComparedRun
 from quads.comparison.tests import LAST, evaluation_of, paired_tests, tails
 from quads.diagnostics.collapse import judge
-
-# columns of a table are the runs by letter: run ids are too long for headers
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def build(runs: Sequence[ComparedRun]) -> dict[str, Any]:
@@ -25,7 +22,7 @@ def build(runs: Sequence[ComparedRun]) -> dict[str, Any]:
         "runs": [_about(run) for run in runs],
         "settings": settings(runs),
         "provenance": provenance(runs),
-        "last_steps": LAST,
+        "last_steps": [min(LAST, len(run.steps)) for run in runs],
         "curves": tails(runs),
         "evaluation": evaluation_of(runs),
         "tests": tests,
@@ -56,9 +53,9 @@ def _about(run: ComparedRun) -> dict[str, Any]:
 
 
 def _mlflow(runs: Sequence[ComparedRun]) -> dict[str, Any]:
-    """Ids, and the address of MLflow's own comparison below the page that `make ui` opens."""
+    """Markers in the order of the runs; address of MLflow's own comparison below the page that `make ui` opens."""
     known = [r.marker for r in runs if r.marker]
-    out: dict[str, Any] = {r.label: r.marker for r in runs}
+    out: dict[str, Any] = {"runs": [r.marker for r in runs]}
     stores = {m["uri"] for m in known}
     experiments = {str(m["experiment_id"]) for m in known if m.get("experiment_id")}
     if len(known) == len(runs) and len(stores) == len(experiments) == 1:
@@ -112,14 +109,25 @@ def _number(value: float | None) -> str:
 def _curves(record: Mapping[str, Any], letters: str, figure: str | None) -> str:
     rows = []
     for key, found in record["curves"].items():
-        cells = []
-        for t in found:
-            spread = "" if not t or t["sd"] is None else f" ± {_number(t['sd'])}"
-            cells.append(f"{_number(t['mean'])}{spread} [{_number(t['low'])}, {_number(t['high'])}]" if t else "-")
-        rows.append([f"`{key}`", *cells])
+        rows.append([f"`{key}`", *map(_tail, found)])
     shown = f"\n\n![reward and gap against the step]({figure})" if figure else ""
-    title = f"## Last {record['last_steps']} steps: mean ± standard deviation over steps [smallest, largest]"
+    counts = sorted(set(record["last_steps"]))
+    each = ", ".join(f"{letter} {n}" for letter, n in zip(letters, record["last_steps"], strict=True))
+    last = f"Last {counts[0]} step{'s' if counts[0] != 1 else ''}" if len(counts) == 1 else f"Last steps ({each})"
+    title = f"## {last}: mean ± standard deviation over steps [smallest, largest]"
     return f"{title}\n\n{_table(['curve', *letters], rows)}{shown}"
+
+
+def _tail(t: Mapping[str, Any] | None) -> str:
+    """One cell; says how many of the steps were finite where not all were."""
+    if t is None:
+        return "-"
+    finite = f"{t['steps']} of {t['of']} finite"
+    if t["mean"] is None:
+        return f"- ({finite})"
+    spread = "" if t["sd"] is None else f" ± {_number(t['sd'])}"
+    said = f"{_number(t['mean'])}{spread} [{_number(t['low'])}, {_number(t['high'])}]"
+    return said if t["steps"] == t["of"] else f"{said} ({finite})"
 
 
 def _weights(runs: Sequence[Mapping[str, Any]], letters: str) -> str:
@@ -139,13 +147,12 @@ def _verdict(collapse: Mapping[str, Any]) -> str:
 
 
 def _tests(record: Mapping[str, Any], letters: str) -> str:
-    by_label = {r["run"]: letter for r, letter in zip(record["runs"], letters, strict=True)}
     rows = [
         [
-            f"{by_label[t['run']]} - {by_label[t['against']]}",
+            " - ".join(letters[i] for i in t["positions"]),
             t["engine"],
             t["benchmark"],
-            str(t["problems"]),
+            str(t["problems"]) + ("" if t["problems_verified"] else " (not verified)"),
             f"{100 * t['run_avg']:.2f}",
             f"{100 * t['against_avg']:.2f}",
             f"{100 * t['difference']:+.2f} [{100 * t['low']:+.2f}, {100 * t['high']:+.2f}]",
@@ -174,14 +181,18 @@ def _tests(record: Mapping[str, Any], letters: str) -> str:
             f"own rollout mode; bf16: its weights in BF16. Evaluation {record['evaluation']}. One pair of training "
             "runs says nothing about seeds."
         )
+    if not all(t["problems_verified"] for t in record["tests"]):
+        parts.append(
+            "Not verified: an evaluation of the pair recorded no hash of its questions, so only the number of problems "
+            "is known to be the same. Evaluate that run again to be sure."
+        )
     parts += [f"Not tested: {reason}." for reason in record["tests_refused"]]
     return "\n\n".join(parts)
 
 
 def _links(record: Mapping[str, Any], letters: str) -> str:
     rows = []
-    for letter, run in zip(letters, record["runs"], strict=True):
-        marker = record["mlflow"][run["run"]]
+    for letter, marker in zip(letters, record["mlflow"]["runs"], strict=True):
         if marker is None:
             rows.append([letter, "not imported", "-", "-"])
             continue

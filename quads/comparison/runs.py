@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quads.config import ConfigError
-from quads.files import ResultFileError, read_jsonl, read_result
+from quads.files import ResultFileError, read_jsonl, read_result, rebuild_command
 
+# runs by position: run ids are too long for headers, and two folders may hold one id
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TRAIN_KEYS = ("run", "run_id", "commit", "code_hash", "steps", "delta_weight")
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run. `steps`: history rows 1..N; `evaluations` by evaluation hash; `marker`: where MLflow has it, or None."""
+    """One run. `steps`: history rows 1..N; `evaluations` by evaluation hash; `marker`: where MLflow has it, or None.
+
+    letter: set where another run of the comparison has the same experiment and id, else empty.
+    """
 
     name: str
     experiment: str
@@ -36,6 +41,7 @@ class ComparedRun:
     steps: tuple[dict[str, Any], ...]
     evaluations: dict[str, dict[str, Any]]
     marker: dict[str, Any] | None
+    letter: str = ""
 
     def curve(self, key: str) -> NDArray[np.float64]:
         """Values of `key` per step, float64 [steps]; NaN where a step has none."""
@@ -43,8 +49,8 @@ class ComparedRun:
 
     @property
     def label(self) -> str:
-        """Run id, with the experiment in front: one run id may exist in two experiments."""
-        return f"{self.experiment}/{self.name}"
+        """Run id, with the experiment in front: one run id may exist in two experiments; and the letter."""
+        return f"{self.experiment}/{self.name}" + (f" ({self.letter})" if self.letter else "")
 
 
 def find_runs(names: Sequence[str], results: Path) -> list[ComparedRun]:
@@ -55,12 +61,18 @@ def find_runs(names: Sequence[str], results: Path) -> list[ComparedRun]:
     twice = sorted({f.name for f in folders if [g.resolve() for g in folders].count(f.resolve()) > 1})
     if twice:
         raise ConfigError(f"the same run is named twice: {', '.join(twice)}")
-    return [load_run(folder) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
+    labels = [run.label for run in runs]
+    return [
+        replace(run, letter=LETTERS[i % len(LETTERS)]) if labels.count(run.label) > 1 else run
+        for i, run in enumerate(runs)
+    ]
 
 
 def load_run(folder: Path) -> ComparedRun:
     """Everything that one train folder and its neighbours say. Raises ResultFileError."""
     result = read_result(folder / "result.json", "training result", TRAIN_KEYS)
+    _check_run(result, folder / "result.json")
     history = read_jsonl(folder / "history.jsonl", ("step",), kind="training history", target=folder / "result.json")
     home = folder.resolve().parent.parent  # results/<experiment>/train/<run id>
     run_id = str(result["run_id"])
@@ -78,6 +90,19 @@ def load_run(folder: Path) -> ComparedRun:
         evaluations=evaluations,
         marker=_marker(home, run_id),
     )
+
+
+def _check_run(result: dict[str, Any], path: Path) -> None:
+    """The resolved run must say which arm and seed it is. Raises ResultFileError."""
+    run = result["run"]
+    arm = run.get("arm") if isinstance(run, dict) else None
+    absent = [] if isinstance(arm, dict) and "name" in arm else ["run.arm.name"]
+    absent += [] if isinstance(run, dict) and "seed" in run else ["run.seed"]
+    if absent:
+        raise ResultFileError(
+            f"training result {path}: lacks {', '.join(absent)}, so it is not known what was trained. "
+            f"Rebuild it with: {rebuild_command(path)}"
+        )
 
 
 def _marker(home: Path, run_id: str) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Numbers beside each other: the end of the curves, and paired tests on the evaluations.
 
-    tail      mean, standard deviation over steps, smallest and largest of the last LAST steps of a curve
+    tail      mean, standard deviation over steps, smallest and largest of the last LAST steps of a curve, over the
+              finite values; a diverged run records null, so the number of finite steps is part of the result
     paired    run b minus run a on the same problems, per engine and benchmark (quads.evaluation.compare):
               difference of avg@k, percentile interval of the paired bootstrap, two-sided sign-flip permutation p
     Holm      over all tests of one comparison
@@ -8,6 +9,7 @@
 The first run is the one that all others are compared with. Resampling settings are those of the first run's own
 evaluation. Problems must be the same: evaluations record a hash of what was asked and graded, benchmark by benchmark,
 and where it differs, or where the number of problems does, the test is refused and the reason stands in its place.
+Where a side recorded no hash the test is made and marked as not verified.
 Samples of one run do not stand for training seeds: a p value here speaks of these two runs, not of their arms.
 Steps follow each other, so the standard deviation over steps is a width of the curve, not an error of its mean.
 """
@@ -33,23 +35,26 @@ _HELD_OUT_NAMES = ("chain", "held_out")  # as evaluations call it, by the task t
 
 @dataclass(frozen=True)
 class Tail:
-    """The last `steps` steps of one curve; sd is None for one step."""
+    """The `steps` finite values among the last `of` steps of one curve; None without any, sd also for one."""
 
-    mean: float
+    mean: float | None
     sd: float | None
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     steps: int
+    of: int
 
 
 def tail(run: ComparedRun, key: str, last: int = LAST) -> Tail | None:
-    """None when no step among the last ones recorded `key`."""
-    values = run.curve(key)[-last:]
-    values = values[np.isfinite(values)]
-    if not len(values):
+    """None when no step of the run knows `key`; null and non-finite values are counted, not averaged."""
+    if not any(key in step for step in run.steps):
         return None
+    window = run.curve(key)[-last:]
+    values = window[np.isfinite(window)]
+    if not len(values):
+        return Tail(None, None, None, None, 0, len(window))
     sd = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Tail(float(values.mean()), sd, float(values.min()), float(values.max()), len(values))
+    return Tail(float(values.mean()), sd, float(values.min()), float(values.max()), len(values), len(window))
 
 
 def tails(runs: Sequence[ComparedRun]) -> dict[str, list[dict[str, Any] | None]]:
@@ -65,7 +70,10 @@ def evaluation_of(runs: Sequence[ComparedRun]) -> str | None:
 
 
 def paired_tests(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(tests, reasons): one record per engine, benchmark and run after the first; reasons why tests are missing."""
+    """(tests, reasons): one record per engine, benchmark and run after the first; reasons why tests are missing.
+
+    positions: places of run and against in `runs`; two folders may hold one run id.
+    """
     lacking = [run for run in runs if not run.evaluations]
     if lacking:
         return [], [
@@ -81,12 +89,12 @@ def paired_tests(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], lis
     first, others = runs[0], runs[1:]
     tests: list[dict[str, Any]] = []
     reasons: list[str] = []
-    for other in others:
+    for position, other in enumerate(others, start=1):
         for found in _pair(first, other, common):
             if isinstance(found, str):
                 reasons.append(found)
             else:
-                tests.append(found)
+                tests.append(found | {"positions": [position, 0]})
     adjusted = holm({str(i): t["p"] for i, t in enumerate(tests)})
     return [t | {"p_holm": adjusted[str(i)]} for i, t in enumerate(tests)], reasons
 
@@ -108,7 +116,8 @@ def _pair(first: ComparedRun, other: ComparedRun, common: str) -> list[dict[str,
             if refusal:
                 out.append(f"{other.label} against {first.label}, engine {engine}, {name}: {refusal}")
             else:
-                out.append(_test(first, other, engine, name, entries_a[name], entries_b[name]))
+                test = _test(first, other, engine, name, entries_a[name], entries_b[name])
+                out.append(test | {"problems_verified": all(_asked(name, a, b))})
     return out
 
 
@@ -128,14 +137,19 @@ def _refusal(
     """Why there is no paired test, or None."""
     if name not in entries_a or name not in entries_b:
         return "only one of the two runs has it"
-    names = _HELD_OUT_NAMES if name == HELD_OUT else (name,)
-    asked = [{k: v for k, v in e.get("questions", {}).items() if k in names} for e in (a, b)]
+    asked = _asked(name, a, b)
     if all(asked) and asked[0] != asked[1]:
         return "the problems are not the same (other questions or answers), so nothing can be paired"
     counts = [len(e[name]["per_problem"]) for e in (entries_a, entries_b)]
     if counts[0] != counts[1]:
         return f"{counts[0]} and {counts[1]} problems: nothing can be paired"
     return None
+
+
+def _asked(name: str, *evaluations: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Hashes of what each evaluation asked in benchmark `name`; empty where it recorded none."""
+    names = _HELD_OUT_NAMES if name == HELD_OUT else (name,)
+    return [{k: v for k, v in (e.get("questions") or {}).items() if k in names and v} for e in evaluations]
 
 
 def _test(

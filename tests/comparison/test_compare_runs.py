@@ -1,6 +1,7 @@
 """Runs side by side: finding them, what differs, the numbers, and when a test is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -89,7 +90,79 @@ def test_the_end_of_a_curve(results):
     found = tail(run, "gap_mean")
     assert (found.mean, found.sd) == pytest.approx((values.mean(), values.std(ddof=1)))
     assert (found.low, found.high, found.steps) == (values.min(), values.max(), LAST)
+    assert found.of == LAST
     assert tail(run, "no such curve") is None and tail(run, "gap_mean", last=1).sd is None
+
+
+def history(run, change):
+    """Rewrite the history: change(row) -> row."""
+    path = run.folder / "history.jsonl"
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+
+
+def test_steps_without_a_number_are_counted(results):
+    """A run that diverged: null gaps in its last seven steps, no gradient norm at all."""
+    a, b = find_runs(["bf16", "quads"], results)
+    history(b, lambda r: r | {"grad_norm": None} | ({"gap_mean": None} if r["step"] > STEPS - 7 else {}))
+    record = build([a, load_run(b.folder)])
+    _, gap = record["curves"]["gap_mean"]
+    values = [s["gap_mean"] for s in b.steps[-LAST:-7]]
+    assert (gap["steps"], gap["of"], gap["mean"]) == (3, 10, pytest.approx(np.mean(values)))
+    row = {line.split("|")[1].strip(): line for line in render(record).splitlines() if line.startswith("| `")}
+    assert "(3 of 10 finite)" in row["`gap_mean`"].split("|")[3] and "finite" not in row["`gap_mean`"].split("|")[2]
+    assert row["`grad_norm`"].split("|")[3].strip() == "- (0 of 10 finite)"
+
+
+def test_the_title_says_how_many_steps_there_are(results):
+    a, b = find_runs(["bf16", "quads"], results)
+    history(b, lambda r: r if r["step"] <= 3 else None)
+    assert "## Last steps (A 10, B 3): mean" in render(build([a, load_run(b.folder)]))
+    history(a, lambda r: r if r["step"] <= 3 else None)
+    assert "## Last 3 steps: mean" in render(build([load_run(a.folder), load_run(b.folder)]))
+
+
+def test_problems_without_a_hash_are_not_verified(results):
+    runs = find_runs(["bf16", "quads"], results)
+    hashes = {"chain": "h", "chain_depth2": "d", "chain_code": "c"}
+    for run in runs:
+        edit(evaluation(run), lambda e: e.update(questions=hashes))
+    record = build([load_run(r.folder) for r in runs])
+    assert all(t["problems_verified"] for t in record["tests"]) and "erified" not in render(record)
+    edit(evaluation(runs[1]), lambda e: e.update(questions={"chain": "h"}))
+    record = build([load_run(r.folder) for r in runs])
+    assert {t["benchmark"] for t in record["tests"] if not t["problems_verified"]} == {"chain_depth2", "chain_code"}
+    assert "| chain_code | 100 (not verified) |" in render(record) and "Not verified: " in render(record)
+
+
+def test_two_folders_with_one_name_are_told_apart(results, tmp_path):
+    """The same run trained in two places; each with its own MLflow run."""
+    other = tmp_path / "elsewhere" / "made_up"
+    shutil.copytree(results / "made_up", other)
+    (first,) = results.glob("made_up/train/quads-*")
+    second = other / "train" / first.name
+    for index, home in enumerate((results / "made_up", other)):
+        marker = {"uri": "sqlite:///x", "experiment_id": "7", "mlflow_run_id": str(index) * 32}
+        path = home / "mlflow" / f"{first.name}-abc.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(marker))
+    record = build(find_runs([str(first), str(second), "bf16"], results))
+    names = [f"made_up/{first.name} (A)", f"made_up/{first.name} (B)"]
+    assert [r["run"] for r in record["runs"]][:2] == names
+    page = render(record)
+    assert "| B - A |" in page and "| C - A |" in page and "| B - B |" not in page
+    assert f"| A | `{'0' * 32}` |" in page and f"| B | `{'1' * 32}` |" in page and "| C | not imported |" in page
+
+
+@pytest.mark.parametrize(
+    ("run", "lacks"),
+    [({}, "run.arm.name, run.seed"), ({"arm": {"name": "quads"}}, "run.seed"), (None, "run.arm.name, run.seed")],
+)
+def test_a_result_that_does_not_say_what_was_trained(results, caplog, run, lacks):
+    (folder,) = results.glob("made_up/train/quads-*")
+    edit(folder / "result.json", lambda r: r.update(run=run))
+    assert stage.main(["bf16", "quads", "--results", str(results)]) == 1
+    assert f"lacks {lacks}, so" in caplog.text and "Rebuild it with" in caplog.text
 
 
 def test_paired_tests_against_an_enumeration(results):

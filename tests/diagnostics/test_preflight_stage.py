@@ -15,6 +15,7 @@ from tiny_moe import tiny_model
 
 from quads import preflight
 from quads.config import ConfigError, Preflight
+from quads.diagnostics.preflight import head
 from quads.diagnostics.preflight.sequences import read_sequences, split
 
 FEW = ["--gap", "0", "--sequences", "16"]
@@ -190,6 +191,19 @@ def test_overflow_is_a_sentence(
     save_file(whole | {key: torch.full_like(whole[key], 3e38)}, folder / "model.safetensors")
     assert message in failed(folder, prompts, caplog, "--out", str(tmp_path / "out"))
     assert "activations overflow" in caplog.text and not (tmp_path / "out").exists()
+
+
+def test_an_expected_gap_that_is_no_number_is_unknown_on_page_and_figure(
+    checkpoint: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 * infinity: a token that the rollout never draws and the trainer excludes."""
+    monkeypatch.setattr(head, "_mean", lambda log_prob, value: torch.full(log_prob.shape[:1], torch.nan))
+    words = [str(checkpoint), "--prompts", str(prompts), "--out", str(tmp_path), "--k", "0.5", "1", "--gap", "0.05"]
+    assert preflight.main([*words, "--strict"]) == 0
+    result = json.loads((tmp_path / "preflight.json").read_text())
+    assert {(v["verdict"], v["gap"]) for v in result["verdicts"]} == {("unknown", None)}
+    assert all("not finite" in v["reason"] for v in result["verdicts"])
+    assert "**unknown**" in (tmp_path / "preflight.md").read_text() and "unknown" in capsys.readouterr().out
 
 
 def test_width_that_is_no_multiple_of_16(tmp_path: Path, prompts: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,15 +51,16 @@ def _gaps(ax: Axes, result: Row) -> None:
     width = 0.8 / len(trainers)
     for index, trainer in enumerate(trainers):
         rows = [v for v in result["verdicts"] if v["trainer"] == trainer]
-        gap = np.array([r["gap"] for r in rows])
-        ends = np.array([[r["gap"] - r["interval_low"], r["interval_high"] - r["gap"]] for r in rows]).T
+        # a gap that is not finite is null in the result: no bar
+        gap, below, above = (np.array([r[k] for r in rows], float) for k in ("gap", "interval_low", "interval_high"))
+        ends = np.array([gap - below, above - gap])
         place = np.arange(len(rows)) + (index - (len(trainers) - 1) / 2) * width
         ax.bar(place, gap, width, color=COLOURS[index], alpha=0.85, label=f"trainer {trainer}")
         ax.errorbar(place, gap, yerr=np.maximum(ends, 0), fmt="none", ecolor="#333333", elinewidth=0.9)
     ax.set_xticks(range(len(rollouts)), [_short(r) for r in rollouts], fontsize=8)
     ax.set_yscale("log")
-    low = min(v["gap"] for v in result["verdicts"] if v["gap"] > 0)
-    high = max(v["interval_high"] for v in result["verdicts"])
+    low = min((v["gap"] for v in result["verdicts"] if v["gap"]), default=result["limits"]["ok_below"])
+    high = max(v["interval_high"] or 0.0 for v in result["verdicts"])
     ax.set_ylim(min(low, result["limits"]["ok_below"]) / 2, 4 * max(high, result["limits"]["will_hurt_from"]))
     _limits(ax, result)
     ax.set_ylabel("predicted mean gap (nats)")

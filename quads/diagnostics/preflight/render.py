@@ -6,6 +6,7 @@ that does not exist is a dash. Differs from preflight.json in that only the verd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ def summary(result: Row) -> str:
     ]
     for v in result["verdicts"]:
         lines.append(
-            f"{v['rollout']:<30} {v['trainer']:<8} {v['verdict']:<10} {v['gap']:8.4f}  "
-            f"[{v['interval_low']:.4f}, {v['interval_high']:.4f}]  {v['p99']:6.3f}  {v['max']:6.2f}"
+            f"{v['rollout']:<30} {v['trainer']:<8} {v['verdict']:<10} {_four(v['gap']):>8}  "
+            f"[{_four(v['interval_low'])}, {_four(v['interval_high'])}]  {v['p99']:6.3f}  {v['max']:6.2f}"
         )
     lines += ["", *_search_lines(result), *_limits(result)]
     return "\n".join(lines)
@@ -47,10 +48,10 @@ def _search_lines(result: Row) -> list[str]:
     lines = []
     for trainer, row in found["found"].items():
         if row is None:
-            best = min((r for r in found["rows"] if r["trainer"] == trainer), key=lambda r: r["gap"])
+            best = min((r for r in found["rows"] if r["trainer"] == trainer), key=lambda r: _or_inf(r["gap"]))
             lines.append(
                 f"trainer {trainer}: no RAC setting reaches a gap of {found['target']:g}; the smallest is "
-                f"{best['gap']:.4f} (k {best['k']:g}, {best['granularity']}, {best['mask']})"
+                f"{_four(best['gap'])} (k {best['k']:g}, {best['granularity']}, {best['mask']})"
             )
         else:
             lines.append(
@@ -183,6 +184,14 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _n(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def _four(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _or_inf(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _size(value: int) -> str:
