@@ -14,8 +14,8 @@ import logging
 import sys
 from pathlib import Path
 
-from quads.comparison.page import LETTERS, build, render
-from quads.comparison.runs import find_runs
+from quads.comparison.page import build, render
+from quads.comparison.runs import LETTERS, find_runs
 from quads.config import ConfigError
 from quads.files import ResultFileError, write_json_atomic, write_text_atomic
 

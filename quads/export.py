@@ -63,6 +63,7 @@ def _export(argv: list[str]) -> int:
 def _request(args: argparse.Namespace) -> Any:
     """What to export, from the command line and the run's own files."""
     from quads.exporting.activations import input_amax, read_tokens
+    from quads.exporting.checkpoint import Checkpoint
     from quads.exporting.manifest import from_run
     from quads.exporting.write import Request
 
@@ -70,6 +71,8 @@ def _request(args: argparse.Namespace) -> Any:
     calibration = args.calibration
     if args.train:
         result = read_result(args.train / "result.json", "training result", ("run", "checkpoint", "rac_masks"))
+        if not isinstance(result["run"], dict) or "arm" not in result["run"]:
+            raise ConfigError(f"{args.train / 'result.json'}: run.arm is missing; give --checkpoint DIR and --arm NAME")
         arm, checkpoint = Arm.model_validate(result["run"]["arm"]), Path(result["checkpoint"])
         manifest = from_run(args.train)
         masks = Path(result["rac_masks"]) if result["rac_masks"] else None
@@ -77,6 +80,7 @@ def _request(args: argparse.Namespace) -> Any:
         arm, checkpoint = load_arm(args.arm, configs=args.configs), args.checkpoint
     if not checkpoint.is_dir():
         raise ConfigError(f"checkpoint {checkpoint} is missing; give its place with --checkpoint and --arm {arm.name}")
+    Checkpoint(checkpoint)  # damaged files are named before anything is computed
     mode = args.mode or _mode(arm)
     if mode == "w4a4" and calibration is None and args.train:
         calibration = _calibration_of(args.train)

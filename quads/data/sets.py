@@ -12,7 +12,8 @@ no tokenizer is at hand here.
 
 Contract: a longer train split changes no held-out row, and no problem is drawn twice: of rows whose text is the same
 but for case and spacing, within a set or across sets, only the first counts. Two passes, so that only chosen rows and
-a bounded number of tests a program stand in memory. Differs from shuffling in the data loader: what is held out is decided here, once.
+a bounded number of tests a program stand in memory. Differs from shuffling in the data loader: what is held out is
+decided here, once.
 No torch.
 """
 

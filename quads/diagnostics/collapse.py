@@ -19,8 +19,8 @@ on at the last step. The gap alone never makes a collapse: a run may learn well 
 
 The peak is read from a longer median than the level, because a maximum over many steps picks up noise: with defaults,
 2 of 100 flat runs of 150 steps with noise of a sixth of the reward alarm; with equal windows it was 16.
-`fallen` is quick and robust to bad batches, but asks of a short median a fall of 1.5 sigma of a single step: a run whose
-noise is a third of its reward can halve unseen. `sunk` sees that fall in longer means, by their own, smaller error.
+`fallen` is quick and robust to bad batches, but asks of a short median a fall of 1.5 sigma of a single step, which a
+run whose noise is a third of its reward may never show. `sunk` sees a lasting fall in longer means, by their own error.
 Lowering `noise` instead would alarm in a third of such runs that are flat (docs/diagnostics.md has the numbers).
 Differs from thresholds on single steps (one bad batch is no collapse: medians and patience) and from moving
 baselines (they follow a gap that grows slowly and never alarm: B is fixed after `baseline` steps). Reward and gap are
@@ -98,7 +98,7 @@ class Detector:
         return raised
 
     def _sunk(self, level: float, sigma: float) -> tuple[float, bool]:
-        """M_t (NaN while there are too few steps for a peak), and whether it lies below the peak Q_t by more than error."""
+        """M_t (NaN while there are too few steps for a peak Q_t), and whether it lies below Q_t by more than error."""
         s, longest = self.settings, MEAN_PEAK_WINDOWS * self.settings.window
         if len(self._rewards) < longest:
             return math.nan, False

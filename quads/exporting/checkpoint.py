@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -32,15 +33,23 @@ class Checkpoint:
         self.folder = folder
         self.config = read_json(folder / "config.json")
         if (folder / INDEX).is_file():
-            self._files: dict[str, str] = read_json(folder / INDEX)["weight_map"]
+            self._files: dict[str, str] = read_json(folder / INDEX).get("weight_map") or {}
+            if not self._files:
+                raise CheckpointError(f"{folder / INDEX}: no weight_map; copy the folder again")
         elif (folder / SINGLE).is_file():
-            with safe_open(folder / SINGLE, "pt") as file:
-                self._files = dict.fromkeys(file.keys(), SINGLE)
+            self._files = dict.fromkeys(self._held(SINGLE), SINGLE)
         else:
             raise CheckpointError(f"{folder}: neither {SINGLE} nor {INDEX}; give a folder with safetensors weights")
         absent = sorted({name for name in self._files.values() if not (folder / name).is_file()})
         if absent:
             raise CheckpointError(f"{folder}: {INDEX} names {', '.join(absent)}, missing; copy the folder again")
+        # headers only; a torn file is found here and not in the middle of an export
+        held = {name: self._held(name) for name in set(self._files.values())}
+        lost = sorted(tensor for tensor, name in self._files.items() if tensor not in held[name])
+        if lost:
+            raise CheckpointError(
+                f"{folder}: {INDEX} places {lost[0]} ({len(lost)} in all) in a file without it; copy the folder again"
+            )
 
     def __contains__(self, name: object) -> bool:
         return name in self._files
@@ -60,10 +69,16 @@ class Checkpoint:
             value: Tensor = file.get_tensor(name)
             return value
 
-    def _open(self, name: str) -> Any:
+    def _held(self, file_name: str) -> set[str]:
+        with _opened(self.folder / file_name) as file:
+            return set(file.keys())
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
         if name not in self._files:
             raise CheckpointError(f"{self.folder}: no tensor {name!r}; it holds {', '.join(self.names()[:4])}, ...")
-        return safe_open(self.folder / self._files[name], "pt")
+        with _opened(self.folder / self._files[name]) as file:
+            yield file
 
     def data_bytes(self) -> int:
         """Bytes of tensor data in all files: their sizes without the headers."""
@@ -78,6 +93,16 @@ class Checkpoint:
         """Every tensor, by name."""
         for name in self.names():
             yield name, self.get(name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file. Raises CheckpointError for one that is cut off or damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged or cut off ({error}); copy or write the file again") from None
 
 
 class ShardWriter:
@@ -124,4 +149,6 @@ def read_json(path: Path) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: unusable ({error}); give the folder of a Hugging Face checkpoint") from None
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(loaded).__name__}")
     return loaded

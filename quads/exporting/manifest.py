@@ -144,10 +144,23 @@ def masks_hash(rac: Mapping[str, Any] | None) -> str | None:
 
 def from_run(train: Path) -> Manifest:
     """The manifest of a finished training run. Raises ResultFileError for files that are missing or disagree."""
+    try:
+        return _from_run(train)
+    except (KeyError, TypeError) as error:
+        raise ResultFileError(
+            f"{train}: result.json, receipt.json or surgery.json lacks what a manifest needs ({error!r}). "
+            f"Rebuild with: {rebuild_command(train / 'result.json')}"
+        ) from error
+
+
+def _from_run(train: Path) -> Manifest:
     result = read_result(train / "result.json", "training result", ("run", "run_id", "checkpoint", "delta_weight"))
     target = train / "result.json"
     receipt = read_result(
-        train / "receipt.json", "engine receipt", ("mode", "backend", "config", "modules", "versions"), target=target
+        train / "receipt.json",
+        "engine receipt",
+        ("model", "mode", "backend", "config", "modules", "versions"),
+        target=target,
     )
     surgery = read_surgery(train / "surgery.json", target)
     config = receipt["config"]

@@ -49,26 +49,63 @@ class Plan:
         return tuple(dict.fromkeys(group.input for group in self.groups))
 
 
+@dataclass(frozen=True)
+class Blueprint:
+    """Every tensor that a checkpoint of the plan has. matrices: [N, K] by quantized module; rest: shape by name.
+
+    tied: names in `rest` that share another's values, so that a checkpoint may leave them out.
+    """
+
+    plan: Plan
+    matrices: dict[str, tuple[int, ...]]
+    rest: dict[str, tuple[int, ...]]
+    tied: frozenset[str]
+
+
 def make_plan(checkpoint: Checkpoint, skip: Sequence[str]) -> Plan:
     """The plan for `checkpoint` with `skip` as in quads.layers.names. Raises CheckpointError, and what surgery does."""
+    plan = make_blueprint(checkpoint, skip).plan
+    absent = [name for name in plan.modules if f"{name}.weight" not in checkpoint]
+    if absent:
+        raise CheckpointError(
+            f"{checkpoint.folder}: no tensor {sorted(absent)[0]}.weight; exports know checkpoints that store experts "
+            "as experts.<e>.{gate,up,down}_proj (Qwen3-MoE, OLMoE): save the model with save_pretrained"
+        )
+    return plan
+
+
+def make_blueprint(checkpoint: Checkpoint, skip: Sequence[str]) -> Blueprint:
+    """From config.json, `skip` and the names of the tensors; the quantized ones need not be there."""
     model = meta_model(checkpoint)
+    shapes = _on_disk(model)
+    tied = getattr(model, "_tied_weights_keys", None) if getattr(model.config, "tie_word_embeddings", False) else None
     report = apply_surgery(model, Precision("nvfp4", "bf16", skip=tuple(skip)))
     groups: list[Group] = []
     for row in report.rows:
         if row.status == "quantized":
             groups += _expert_groups(row) if len(row.keys) > 1 else _linear_group(row)
     quantized = {name for group in groups for name in group.modules}
-    absent = [name for name in quantized if f"{name}.weight" not in checkpoint]
-    if absent:
-        raise CheckpointError(
-            f"{checkpoint.folder}: no tensor {sorted(absent)[0]}.weight; exports know checkpoints that store experts "
-            "as experts.<e>.{gate,up,down}_proj (Qwen3-MoE, OLMoE): save the model with save_pretrained"
-        )
     matrices = [n.removesuffix(".weight") for n in checkpoint.names() if n.endswith(".weight")]
     skipped = {n for n in matrices if n not in quantized and len(checkpoint.shape(f"{n}.weight")) == 2}
     # a tied head has no tensor of its own, but engines build the module and ask for its scheme
     skipped |= {row.module for row in report.rows if row.status == "skipped"}
-    return Plan(tuple(groups), tuple(sorted(skipped)))
+    plan = Plan(tuple(groups), tuple(sorted(skipped)))
+    rest = {name: shape for name, shape in shapes.items() if name.removesuffix(".weight") not in quantized}
+    return Blueprint(plan, {m: shapes[f"{m}.weight"] for m in plan.modules}, rest, frozenset(tied or ()))
+
+
+def _on_disk(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names in a checkpoint, which stores experts one by one: [E, 2F, D] -> E gate, E up [F, D]."""
+    out: dict[str, tuple[int, ...]] = {}
+    for name, value in model.state_dict().items():
+        head, _, last = name.rpartition(".")
+        if value.ndim != 3 or last not in ("gate_up_proj", "down_proj"):
+            out[name] = tuple(value.shape)
+            continue
+        experts, n, k = value.shape
+        parts, rows = (("gate_proj", "up_proj"), n // 2) if last == "gate_up_proj" else (("down_proj",), n)
+        out |= {f"{head}.{e}.{part}.weight": (rows, k) for e in range(experts) for part in parts}
+    return out
 
 
 def meta_model(checkpoint: Checkpoint) -> torch.nn.Module:
@@ -76,6 +113,8 @@ def meta_model(checkpoint: Checkpoint) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+    if hasattr(config, "quantization_config"):  # an export's: the modules are built as without it
+        del config.quantization_config
     with torch.device("meta"):
         model: torch.nn.Module = AutoModelForCausalLM.from_config(config)
     return model

@@ -1,17 +1,21 @@
 """The verifier: is a folder a sound NVFP4 checkpoint, and is it the one that a given checkpoint should give?
 
-From the folder alone
-    layout      every quantized module has exactly the format's tensors, with dtypes and shapes that fit each other
+From the folder alone (the plan follows from its config.json and the skipped names of its manifest)
+    layout      exactly the tensors of the plan: every quantized module with all of the format's tensors, every other
+                tensor of the model, nothing else; dtypes and shapes
+    config      quantization_config, and hf_quant_config.json where the format has one, are what it writes for the plan
     scales      block scales finite and > 0, global scales finite and > 0
     groups      q/k/v, and gate/up of an expert, store one global scale (an engine that fuses them keeps only one)
     skip list   the ignored modules of config.json are exactly the modules with a matrix in high precision
+    inputs      the static input scale of each module is the manifest's for its own input (not to be recomputed without
+                the calibration tokens)
     bits        bits per quantized parameter, from the bytes on disk: 4 + 8/16 + 32 per global scale, nothing else
 Against the checkpoint that it was made from
     weights     dequantized values equal quads.numerics' quantized weights, bit for bit, group by group
     rest        every other tensor equals the checkpoint's rounded to bf16; none is missing, none is new
-    inputs      static input scales equal those of the manifest (they cannot be recomputed without its tokens)
+    model       every other key of config.json equals the checkpoint's
 
-Contract: reads the files only, and config.json to learn the format; nothing that the writer remembered is trusted.
+Contract: reads the files only. The manifest is a claim (skipped names, input scales) that the tensors must meet.
 Every finding is a row {check, ok, found}; `ok` of the report is the conjunction. Raises CheckpointError only when the
 folder cannot be read at all.
 """
@@ -27,7 +31,7 @@ from torch import Tensor
 
 from quads.exporting.checkpoint import Checkpoint, CheckpointError, read_json
 from quads.exporting.formats import ExportFormat, format_of
-from quads.exporting.plan import Plan, make_plan
+from quads.exporting.plan import Blueprint, Plan, make_blueprint
 from quads.exporting.write import MANIFEST
 from quads.layers.weights import group_amax
 from quads.numerics.formats import BLOCK, decode_e2m1, decode_e4m3
@@ -35,6 +39,8 @@ from quads.numerics.nvfp4 import global_scale, unpack
 from quads.numerics.qdq import quantize_weight
 
 _SHOWN = 3
+# buffers that older checkpoints store and no model reads
+_COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,8 @@ class Export:
         self.declared = declared
         try:
             self.form, self.mode = format_of(declared)
-        except (ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder}/config.json: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{folder}/config.json: quantization_config is unusable ({error!r})") from None
 
     @property
     def modules(self) -> list[str]:
@@ -105,41 +111,71 @@ class Export:
 def verify(folder: Path, against: Path | None = None, skip: tuple[str, ...] | None = None) -> Report:
     """All checks that need no model. skip: names left in high precision (default: those of the manifest)."""
     export = Export(folder)
+    said = _said(folder)
     report = Report(str(folder), export.form.name, export.mode)
-    _check_layout(export, report)
-    if not report.ok:
+    blueprint = make_blueprint(export.files, tuple(said["skip"]) if skip is None else skip)
+    plan = blueprint.plan
+    _check_layout(export, blueprint, report)
+    _check_config(export, plan, report)
+    _check_skip_list(export, plan, report)
+    if not report.findings[0].ok:
         return report
     _check_bits(export, report)
     _check_scales(export, report)
-    _check_skip_list(export, report)
+    _check_groups(export, plan, report)
+    _check_inputs(export, plan, said, report)
     if against is not None:
         source = Checkpoint(against)
-        plan = make_plan(source, _skip(folder) if skip is None else skip)
-        _check_groups(export, plan, report)
         _check_weights(export, source, plan, report)
         _check_rest(export, source, plan, report)
-    _check_inputs(export, folder, report)
+        _check_model(export, source, report)
     return report
 
 
-def _skip(folder: Path) -> tuple[str, ...]:
-    return tuple(read_json(folder / MANIFEST)["export"]["skip"])
+def _said(folder: Path) -> dict[str, Any]:
+    """The export's own part of the manifest. Raises CheckpointError."""
+    said = read_json(folder / MANIFEST).get("export")
+    if not isinstance(said, dict) or not isinstance(said.get("skip"), list):
+        raise CheckpointError(f"{folder / MANIFEST}: no export.skip, so the plan is unknown; export again")
+    return said
 
 
-def _check_layout(export: Export, report: Report) -> None:
-    bad, form, files = [], export.form, export.files
-    expected = set(form.suffixes(export.mode))
-    for module in export.modules:
-        held = {n.rpartition(".")[2] for n in files.names() if n.rpartition(".")[0] == module} - {"bias"}
-        if held != expected:
-            bad.append(f"{module} holds {sorted(held)}, expected {sorted(expected)}")
-            continue
-        tensors = {suffix: files.get(f"{module}.{suffix}") for suffix in expected}
-        rows, half = tensors[form.codes].shape
-        bad += [f"{module}.{p}" for p in _wrong_tensors(form, tensors, rows, 2 * half, export.mode)]
-    if not export.modules:
-        bad.append("no quantized module found")
-    report.note("layout", bad, f"{len(export.modules)} modules with {', '.join(sorted(expected))}")
+def _check_layout(export: Export, blueprint: Blueprint, report: Report) -> None:
+    form, files, mode = export.form, export.files, export.mode
+    expected = {f"{m}.{s}" for m in blueprint.matrices for s in form.suffixes(mode)} | set(blueprint.rest)
+    held = set(files.names())
+    bad = [f"{n} is missing" for n in sorted(expected - held - blueprint.tied)]
+    bad += [f"{n} is not of the plan" for n in sorted(held - expected) if not n.endswith(_COMPUTED)]
+    for module, (n, k) in blueprint.matrices.items():
+        tensors = {s: files.get(f"{module}.{s}") for s in form.suffixes(mode) if f"{module}.{s}" in files}
+        bad += [f"{module}.{p}" for p in _wrong_tensors(form, tensors, n, k, mode)]
+    for name, shape in blueprint.rest.items():
+        if name in files and files.shape(name) != shape:
+            bad.append(f"{name} has shape {files.shape(name)}, expected {shape}")
+    if not blueprint.matrices:
+        bad.append("no quantized module in the plan")
+    tensors = ", ".join(form.suffixes(mode))
+    report.note("layout", bad, f"{len(blueprint.matrices)} modules with {tensors}; {len(blueprint.rest)} other tensors")
+
+
+def _check_config(export: Export, plan: Plan, report: Report) -> None:
+    """Everything but the ignored modules, which are a check of their own."""
+    bad = _differences(export.declared, export.form.quantization_config(plan, export.mode), {"ignore"})
+    for name, content in export.form.extra_files(plan, export.mode).items():
+        path = export.files.folder / name
+        found = _differences(read_json(path), content, set()) if path.is_file() else ["missing"]
+        bad += [f"{name}: {said}" for said in found]
+    report.note("config", bad, f"quantization_config is what {export.form.name} writes for {export.mode}")
+
+
+def _differences(ours: dict[str, Any], expected: dict[str, Any], but: set[str]) -> list[str]:
+    keys = [k for k in dict.fromkeys([*expected, *ours]) if k not in but]
+    absent = object()
+    return [
+        f"{k} is {ours.get(k, 'absent')!r}, expected {expected.get(k, 'absent')!r}"
+        for k in keys
+        if ours.get(k, absent) != expected.get(k, absent)
+    ]
 
 
 def _check_bits(export: Export, report: Report) -> None:
@@ -177,7 +213,7 @@ def _wrong_tensors(form: ExportFormat, tensors: dict[str, Tensor], n: int, k: in
     return [
         f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}, expected {dtype} {shape}"
         for name, (dtype, shape) in want.items()
-        if tensors[name].dtype != dtype or tuple(tensors[name].shape) != shape
+        if name in tensors and (tensors[name].dtype != dtype or tuple(tensors[name].shape) != shape)
     ]
 
 
@@ -192,16 +228,12 @@ def _check_scales(export: Export, report: Report) -> None:
     report.note("scales", bad, "all finite and > 0")
 
 
-def _check_skip_list(export: Export, report: Report) -> None:
-    quantized = set(export.modules)
-    suffix = ".weight"
-    matrices = {n.removesuffix(suffix) for n in export.files.names() if n.endswith(suffix)} - quantized
-    plain = {n for n in matrices if len(export.files.shape(f"{n}.weight")) == 2}
-    if export.files.config.get("tie_word_embeddings"):
-        plain.add("lm_head")
-    ignored = set(export.declared.get("ignore") or [])
+def _check_skip_list(export: Export, plan: Plan, report: Report) -> None:
+    plain, listed = set(plan.skipped), list(export.declared.get("ignore") or [])
+    ignored = set(listed)
     bad = [f"{n} is in high precision and not ignored" for n in sorted(plain - ignored)]
     bad += [f"{n} is ignored but quantized or absent" for n in sorted(ignored - plain)]
+    bad += [f"{n} is listed twice" for n in sorted(ignored) if listed.count(n) > 1]
     report.note("skip list", bad, f"{len(plain)} modules in high precision, all of them and only they are ignored")
 
 
@@ -255,16 +287,23 @@ def _check_rest(export: Export, source: Checkpoint, plan: Plan, report: Report) 
     report.note("rest", bad, f"{len(rest)} other tensors equal the checkpoint's in bf16")
 
 
-def _check_inputs(export: Export, folder: Path, report: Report) -> None:
-    """The stored input scales are the manifest's, in the form of this format."""
+def _check_model(export: Export, source: Checkpoint, report: Report) -> None:
+    ours = {k: v for k, v in export.files.config.items() if k != "quantization_config"}
+    expected = {k: v for k, v in source.config.items() if k != "torch_dtype"} | {"dtype": "bfloat16"}
+    report.note("model", _differences(ours, expected, set()), f"{len(expected)} keys of config.json as in the source")
+
+
+def _check_inputs(export: Export, plan: Plan, said: dict[str, Any], report: Report) -> None:
+    """The stored input scales are the manifest's for the input of each module, in the form of this format."""
     if export.mode != "w4a4":
         return
-    static = read_json(folder / MANIFEST)["export"]["static_input_scales"]["amax"]
-    expected = {key: export.form.global_scale(global_scale(torch.tensor(amax))) for key, amax in static.items()}
-    stored = {m: export.files.get(f"{m}.{export.form.input_global}") for m in export.modules}
-    bad = [
-        f"{m}.{export.form.input_global} is {float(value)!r}, which is no input scale of the manifest"
-        for m, value in stored.items()
-        if not any(torch.equal(value, e) for e in expected.values())
-    ]
-    report.note("inputs", bad, f"static input scales of {len(expected)} inputs, as in the manifest")
+    static = (said.get("static_input_scales") or {}).get("amax") or {}
+    bad = [f"the manifest has no scale of input {name}" for name in plan.inputs if name not in static]
+    bad += [f"the manifest has a scale of {name}, which is no input" for name in static if name not in plan.inputs]
+    for group in (g for g in plan.groups if g.input in static):
+        expected = export.form.global_scale(global_scale(torch.tensor(static[group.input])))
+        for name in (f"{m}.{export.form.input_global}" for m in group.modules):
+            stored = export.files.get(name)
+            if not torch.equal(stored, expected):
+                bad.append(f"{name} is {float(stored)!r}, the manifest's for {group.input} is {float(expected)!r}")
+    report.note("inputs", bad, f"static input scales of {len(static)} inputs, as in the manifest")

@@ -2,7 +2,8 @@
 
     paper, here                        the quantity itself; `here` with its interval
     paper_difference, here_difference  against another row (`against`), where that is what can be compared
-    verdict                            by quads.paper.status, from `here_difference` or `here`
+    over_seeds                         interval over training seeds of what is judged; None for fewer than two
+    verdict                            by quads.paper.status, from `here_difference` or `here`, and `over_seeds`
     sources                            keys of the ledger; empty exactly where nothing was measured here
 
 Units: points and percent are in percent, share in [0, 1], nats, ratio, tokens/s. Contract: a cell with a number has a
@@ -43,6 +44,7 @@ class Cell:
     against: str = ""
     seeds: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
+    over_seeds: Interval | None = None
 
     def __post_init__(self) -> None:
         measured = self.here is not None or self.here_difference is not None
@@ -95,6 +97,13 @@ def interval(value: Interval | None, unit: str, *, signed: bool = False) -> str:
     return f"{middle} [{number(value.low, unit, signed=signed)}, {number(value.high, unit, signed=signed)}]"
 
 
+def seeds_words(value: Interval | None, unit: str, *, signed: bool = False) -> str:
+    """`; over seeds [low, high]`, or nothing for fewer than two seeds."""
+    if value is None:
+        return ""
+    return f"; over seeds [{number(value.low, unit, signed=signed)}, {number(value.high, unit, signed=signed)}]"
+
+
 def texts(cell: Cell, ledger: Ledger) -> dict[str, str]:
     """The cell in words, by column: row, measure, paper, here, seeds, hardware, status."""
     unit, other = cell.unit, cell.difference_unit
@@ -104,12 +113,13 @@ def texts(cell: Cell, ledger: Ledger) -> dict[str, str]:
         paper.append(f"{number(cell.paper_difference, other, signed=True)} to {cell.against}")
     if cell.here_difference is not None:
         here.append(f"{interval(cell.here_difference, other, signed=True)} to {cell.against}")
+    by_seed = seeds_words(cell.over_seeds, other, signed=cell.here_difference is not None)
     said = "; ".join(paper) or MISSING
     return {
         "row": cell.row,
         "measure": f"{cell.measure} ({cell.unit})",
         "paper": f"{said} ({cell.grade})" if cell.grade else said,
-        "here": "; ".join(here) or MISSING,
+        "here": ("; ".join(here) or MISSING) + by_seed,
         "seeds": str(len(cell.seeds) or MISSING),
         "hardware": hardware(cell, ledger),
         "status": str(cell.verdict),
@@ -158,6 +168,8 @@ def _record(table: str, cell: Cell, ledger: Ledger) -> dict[str, object]:
         **ends("here_difference", cell.here_difference),
         "against": cell.against,
         "interval_over": cell.interval_over,
+        "over_seeds_low": cell.over_seeds and cell.over_seeds.low,
+        "over_seeds_high": cell.over_seeds and cell.over_seeds.high,
         "seeds": " ".join(map(str, cell.seeds)),
         "hardware": hardware(cell, ledger) if cell.sources else "",
         "status": cell.verdict.word,

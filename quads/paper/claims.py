@@ -9,8 +9,11 @@ Grades: A abstract, S public summaries of the full text, Q a machine summary of 
 The paper gives no intervals. Its benchmark scores are averages over 16 samples of 30 problems, where two arms that
 differ by less than about `VISIBLE` points cannot be told apart (decoding noise, 80 % power): such rows count as level.
 
-Contract: a claim is a pair of arms and a direction (or "level"). The verdict beside it comes from the interval measured
-here by the rule in quads.paper.status, and from nothing else.
+Contract: a claim is a pair of arms and a direction (or "level"), and its text says no more than what is tested. The
+verdict beside it comes from the intervals measured here by the rule in quads.paper.status, and from nothing else: the
+interval over problems (or steps), and with two or more seeds also the one over seeds (quads.paper.seeds).
+A claim that an arm collapses, or does not, is judged by its runs: reproduced when more than half of the seeds collapse,
+or none does.
 Differs from comparing absolute numbers, which belong to a 25B model: only differences and directions are judged.
 """
 
@@ -24,14 +27,14 @@ import numpy as np
 
 from quads.config import Evaluation, Experiment
 from quads.evaluation.stats import Interval, nested_bootstrap, paired_difference
-from quads.paper import status
+from quads.paper import seeds, status
 from quads.paper.sources import Source
 from quads.paper.status import Verdict
 from quads.paper.tables import group, mean_per_problem, resampling, tail
 
-Measure = Literal["pass@1", "gap", "recovered"]
-Relation = Literal["greater", "level"]
-UNITS: dict[Measure, str] = {"pass@1": "points", "gap": "nats", "recovered": "share"}
+Measure = Literal["pass@1", "gap", "recovered", "collapsed"]
+Relation = Literal["greater", "level", "collapses", "holds"]
+UNITS: dict[Measure, str] = {"pass@1": "points", "gap": "nats", "recovered": "share", "collapsed": "share"}
 MOST = 0.5  # "most of the loss": a share above this
 
 VISIBLE = 2.0  # percentage points
@@ -65,7 +68,8 @@ class Claim:
     """`greater` has the larger `measure` than `smaller` (arm names), or, for `relation` "level", about the same.
 
     `paper` is the paper's difference, greater minus smaller, or None. Measure "recovered": the share of the loss of
-    `smaller` against bf16 that `greater` recovers; the claim is a share above MOST.
+    `smaller` against bf16 that `greater` recovers; the claim is a share above MOST. Measure "collapsed": the share of
+    the seeds of `greater` (the same as `smaller`) that collapse; relation "collapses" or "holds" says which is claimed.
     """
 
     measure: Measure
@@ -78,15 +82,17 @@ class Claim:
 
 
 CLAIMS = (
-    Claim("pass@1", "greater", "bf16", "nvfp4_naive", 21.78, "Q", "naive NVFP4 RL collapses"),
-    Claim("pass@1", "greater", "quads", "nvfp4_naive", 21.49, "Q", "QUADS does not collapse"),
+    Claim("collapsed", "collapses", "nvfp4_naive", "nvfp4_naive", None, "A", "naive NVFP4 RL collapses"),
+    Claim("collapsed", "holds", "quads", "quads", None, "A", "QUADS does not collapse"),
+    Claim("pass@1", "greater", "bf16", "nvfp4_naive", 21.78, "Q", "naive NVFP4 RL ends below BF16"),
+    Claim("pass@1", "greater", "quads", "nvfp4_naive", 21.49, "Q", "QUADS ends above naive NVFP4 RL"),
     Claim("pass@1", "greater", "qat_only", "nvfp4_naive", 19.7, "Q", "QAT alone is better than naive"),
     Claim("recovered", "greater", "qat_only", "nvfp4_naive", 0.904, "X", "QAT alone recovers most of the loss"),
-    Claim("pass@1", "greater", "quads", "qat_only", 1.8, "Q", "RAC recovers the rest"),
+    Claim("pass@1", "greater", "quads", "qat_only", 1.8, "Q", "QAT + RAC is better than QAT alone"),
     Claim("pass@1", "level", "bf16", "quads", 0.29, "Q", "QUADS is level with BF16"),
     Claim("pass@1", "level", "bf16", "fp8", 0.27, "Q", "FP8 is level with BF16"),
-    Claim("gap", "greater", "nvfp4_naive", "qat_only", None, "A", "one QDQ path for weights removes their error"),
-    Claim("gap", "greater", "qat_only", "quads", None, "A", "RAC removes most of the activation error"),
+    Claim("gap", "greater", "nvfp4_naive", "qat_only", None, "A", "QAT lowers the gap"),
+    Claim("gap", "greater", "qat_only", "quads", None, "A", "RAC lowers the gap further"),
     Claim("gap", "greater", "quads", "bf16", None, "S", "what remains of the gap stays above BF16's"),
     Claim("gap", "greater", "qat_symmetric", "qat_only", None, "Q", "symmetric QAT mismatches more than asymmetric"),
 )
@@ -94,12 +100,13 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what was measured here; `here` is None where nothing was."""
+    """A claim with what was measured here; `here` is None where nothing was, `over_seeds` for fewer than two seeds."""
 
     claim: Claim
     here: Interval | None
     verdict: Verdict
     runs: tuple[Source, ...]
+    over_seeds: Interval | None = None
 
 
 def judge_claims(sources: Sequence[Source], experiment: Experiment) -> list[Judged]:
@@ -114,18 +121,43 @@ def _judge(claim: Claim, arms: dict[str, list[Source]], experiment: Experiment) 
     runs = tuple(r for name in dict.fromkeys(names) for r in arms.get(name, ()))
     if absent:
         return Judged(claim, None, missing_arms(absent, experiment), runs)
-    greater, smaller = arms[claim.greater], arms[claim.smaller]
-    evaluation = experiment.evaluation
-    if claim.measure == "recovered":
-        here = recovered(greater, smaller, arms["bf16"], evaluation)
-    else:
-        here = (paired_points if claim.measure == "pass@1" else gap_difference)(greater, smaller, evaluation)
+    if claim.measure == "collapsed":
+        return _collapse(claim, runs, experiment)
+    here, by_seed = _measured(claim, arms, experiment.evaluation)
     if here is None:
         return Judged(claim, None, status.not_run("no finite value in these runs"), runs)
-    if claim.relation == "level":
-        return Judged(claim, here, status.level(here, evaluation.noninferiority_margin), runs)
-    at_least = MOST if claim.measure == "recovered" else None
-    return Judged(claim, here, status.greater(here, at_least=at_least), runs)
+
+    def rule(value: Interval) -> Verdict:
+        if claim.relation == "level":
+            return status.level(value, experiment.evaluation.noninferiority_margin)
+        return status.greater(value, at_least=MOST if claim.measure == "recovered" else None)
+
+    over = "steps" if claim.measure == "gap" else "problems"
+    verdict = status.jointly(rule(here), rule(by_seed) if by_seed else None, over)
+    return Judged(claim, here, verdict, runs, by_seed)
+
+
+def _measured(
+    claim: Claim, arms: dict[str, list[Source]], evaluation: Evaluation
+) -> tuple[Interval | None, Interval | None]:
+    """The claim's quantity over problems (or steps), and over seeds."""
+    a, b = arms[claim.greater], arms[claim.smaller]
+    if claim.measure == "recovered":
+        return recovered(a, b, arms["bf16"], evaluation), seeds.share(a, b, arms["bf16"], evaluation)
+    if claim.measure == "gap":
+        return gap_difference(a, b, evaluation), gap_over_seeds(a, b, evaluation)
+    return paired_points(a, b, evaluation), points_over_seeds(a, b, evaluation)
+
+
+def _collapse(claim: Claim, runs: tuple[Source, ...], experiment: Experiment) -> Judged:
+    found = seeds.collapsed(runs, experiment.evaluation, experiment.diagnostics.collapse)
+    count, of = sum(found.values()), len(found)
+    why = f"{count} of {of} seeds collapsed"
+    if claim.relation == "holds":
+        verdict = Verdict("reproduced" if not count else "contradicted" if 2 * count > of else "partly", why)
+    else:
+        verdict = Verdict("reproduced" if 2 * count > of else "partly" if count else "contradicted", why)
+    return Judged(claim, Interval(count / of, count / of, count / of), verdict, runs)
 
 
 def missing_arms(absent: Sequence[str], experiment: Experiment) -> Verdict:
@@ -150,6 +182,8 @@ def claim_records(judged: Sequence[Judged]) -> list[dict[str, object]]:
             "here_difference": j.here.estimate if j.here else None,
             "here_low": j.here.low if j.here else None,
             "here_high": j.here.high if j.here else None,
+            "over_seeds_low": j.over_seeds.low if j.over_seeds else None,
+            "over_seeds_high": j.over_seeds.high if j.over_seeds else None,
             "status": j.verdict.word,
             "why": j.verdict.why,
             "run_ids": " ".join(r.run_id for r in j.runs),
@@ -170,7 +204,8 @@ def compare_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[dict
         against = arms.get("bf16")
         here = paired_points(runs, against, evaluation) if against and name != "bf16" else None
         difference = round(paper[0] - base[0], 2) if paper and base and name != "bf16" else None
-        verdict = row_verdict(difference, here, evaluation.noninferiority_margin, reference=name == "bf16")
+        by_seed = points_over_seeds(runs, against, evaluation) if against and here else None
+        verdict = row_verdict(difference, here, evaluation.noninferiority_margin, by_seed, reference=name == "bf16")
         out.append(
             {
                 "arm": name,
@@ -182,6 +217,8 @@ def compare_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[dict
                 "here_minus_bf16": here.estimate if here else None,
                 "here_minus_bf16_low": here.low if here else None,
                 "here_minus_bf16_high": here.high if here else None,
+                "over_seeds_low": by_seed.low if by_seed else None,
+                "over_seeds_high": by_seed.high if by_seed else None,
                 "status": verdict.word,
                 "why": verdict.why,
                 "run_ids": " ".join(r.run_id for r in runs),
@@ -190,17 +227,37 @@ def compare_rows(sources: Sequence[Source], evaluation: Evaluation) -> list[dict
     return out
 
 
-def row_verdict(paper: float | None, here: Interval | None, margin: float, *, reference: bool = False) -> Verdict:
-    """Verdict of an arm's difference to BF16 in points; paper differences below VISIBLE count as level."""
+def row_verdict(
+    paper: float | None, here: Interval | None, margin: float, by_seed: Interval | None, *, reference: bool = False
+) -> Verdict:
+    """Verdict of an arm's difference to BF16 in points; paper differences below VISIBLE count as level.
+
+    `by_seed` is the interval over seeds, None for one seed.
+    """
     if reference:
         return status.REFERENCE
     if here is None:
         return status.not_run("no BF16 arm here to compare with")
     if paper is None:
         return status.NO_CLAIM
-    if abs(paper) < VISIBLE:
-        return status.level(here, margin)
-    return status.greater(here, sign=1 if paper > 0 else -1)
+
+    def rule(value: Interval) -> Verdict:
+        return status.level(value, margin) if abs(paper) < VISIBLE else status.greater(value, sign=sign)
+
+    sign = 1 if paper > 0 else -1
+    return status.jointly(rule(here), rule(by_seed) if by_seed else None)
+
+
+def points_over_seeds(a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation) -> Interval | None:
+    """pass@1 through the own engines, a - b in points, over seeds; None for fewer than two."""
+    return seeds.difference(a, b, evaluation, seeds.own_points)
+
+
+def gap_over_seeds(
+    a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation, key: str = "gap_mean"
+) -> Interval | None:
+    """Mean of `key` over the last steps, a - b in nats, over seeds; None for fewer than two."""
+    return seeds.difference(a, b, evaluation, seeds.last_gap(key))
 
 
 def paired_points(a: Sequence[Source], b: Sequence[Source], evaluation: Evaluation) -> Interval | None:

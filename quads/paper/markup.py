@@ -46,8 +46,11 @@ def tag(name: str, *content: str, **attributes: str) -> Markup:
 
 
 def link(target: str, label: str) -> Markup:
-    """A link; a target that would leave the page's folder tree through a scheme is refused."""
-    if re.match(r"[a-zA-Z][\w+.-]*:", target):
+    """A link; a target that would leave the page's folder tree through a scheme or another host is refused.
+
+    Browsers read `//host`, and `\\\\host` and `/\\host` too, as a host, and skip white space in front.
+    """
+    if re.match(r"[a-zA-Z][\w+.-]*:|[/\\]{2}", target.strip()):
         raise ValueError(f"link to {target!r}: the report must not point to the network")
     return tag("a", label, href=target)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from quads.config import Experiment
 from quads.paper.cells import HEADER, Cell, PaperTable, count_words, display_rows
-from quads.paper.ledger import Entry, Ledger
+from quads.paper.ledger import UNKNOWN, Entry, Ledger
 from quads.paper.markup import STYLE, Markup, details, figure, inline_svg, join, link, pill, prose, table, tag, text
 from quads.paper.render import Grid
 from quads.paper.status import JUDGED
@@ -117,8 +117,8 @@ def _arms(x: Contents) -> Section:
     shown = [_sourced(caption, grid, x.arm_keys, x.ledger) for caption, grid in grids]
     note = (
         f"Brackets: {100 * x.experiment.evaluation.confidence:g} % intervals, over problems for accuracies (paired for "
-        "differences), over the last steps for gaps; training seeds are not in them. Gap: |log pi_trainer - "
-        "log pi_rollout| on the rollout's own tokens, before the update."
+        "differences), over the last steps for gaps; over seeds: Student's interval over training seeds. Gap: "
+        "|log pi_trainer - log pi_rollout| on the rollout's own tokens, before the update."
     )
     return "arms", "Arms", join([*shown, tag("p", note, class_="note"), _figures(x, "arms")])
 
@@ -153,6 +153,7 @@ def _paper(x: Contents) -> Markup:
     return join(parts)
 
 
+NO_COMMIT = ("unknown", UNKNOWN)  # what quads.provenance.commit and the ledger say where there is none
 LONG = 14  # rows; a longer table is split by measure, the first part open
 
 
@@ -224,8 +225,9 @@ def _benchmarks(x: Contents) -> Markup:
 def _reproduce(x: Contents) -> Markup:
     name = x.experiment.name
     commits = list(dict.fromkeys(e.commit for e in x.ledger.entries() if e.kind == "run"))
+    known = [c for c in commits if c.removesuffix("-dirty") not in NO_COMMIT]
     lines = [
-        *(f"git checkout {c.removesuffix('-dirty')}" for c in commits[:1]),
+        *(f"git checkout {c.removesuffix('-dirty')}" for c in known[:1]),
         f"snakemake {name}{'_all' if x.more else ''}          # train, evaluate, this page",
         f"snakemake diagnose_{name}     # step-0 studies; the report takes them in when it is made again",
         f"snakemake {name}_all          # more arms",
@@ -234,9 +236,12 @@ def _reproduce(x: Contents) -> Markup:
         "Each run is named by the hash of its resolved configuration. Seeds fix data, order and warm-up; a training "
         "run is not bit-reproducible, because rollout requests meet the engine in an order that varies."
     )
-    several = f" The runs here come from {len(commits)} commits: {', '.join(commits)}." if len(commits) > 1 else ""
+    several = f" The runs here come from {len(known)} commits: {', '.join(known)}." if len(known) > 1 else ""
     dirty = " A commit marked -dirty had local changes." if any("-dirty" in c for c in commits) else ""
-    return join([tag("pre", tag("code", "\n".join(lines))), tag("p", text_ + several + dirty)])
+    absent = "" if len(known) == len(commits) else " The code state of these runs was not recorded as a commit."
+    if known and absent:
+        absent = " The code state of some of these runs was not recorded as a commit."
+    return join([tag("pre", tag("code", "\n".join(lines))), tag("p", text_ + several + dirty + absent)])
 
 
 def _sources(x: Contents, out: Path) -> Markup:

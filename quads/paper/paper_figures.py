@@ -66,6 +66,7 @@ def ablation(table2: PaperTable, steps: PaperTable) -> Figure:
                     label="here (held-out task, interval over problems)" if i == 0 else None)  # fmt: skip
     ax.set_yticks(range(len(cells)), [c.row.removesuffix(" RL") for c in cells])
     ax.invert_yaxis()
+    ax.margins(y=0.15)
     ax.set_xlim(0, 100)
     ax.set_xlabel("pass@1 (%)")
     _below(ax, 2)

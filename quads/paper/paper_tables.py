@@ -20,7 +20,7 @@ import numpy as np
 
 from quads.config import Experiment
 from quads.evaluation.stats import Interval, bootstrap_mean, paired_difference
-from quads.paper import claims, status
+from quads.paper import claims, seeds, status
 from quads.paper.cells import Cell, PaperTable
 from quads.paper.ledger import Ledger, key_of
 from quads.paper.rollout_bench import Bench, KernelBar
@@ -90,7 +90,8 @@ def table_2(x: Inputs) -> PaperTable:
         "Table 2: pass@1 by arm",
         "Judged is the difference to the BF16 arm in percentage points: paper differences below "
         f"{claims.VISIBLE:g} points count as level. The averages of the paper are over its four benchmarks; here the "
-        "held-out problems of the training task stand for them. Intervals redraw problems, not training seeds.",
+        "held-out problems of the training task stand for them. Intervals redraw problems; with several seeds the "
+        "interval over seeds stands beside them, and the status needs both.",
         tuple(cells),
     )
 
@@ -103,11 +104,12 @@ def _average(row: str, runs: list[Source] | None, base: list[Source] | None, arm
         return Cell(row, HELD_OUT, "percent", verdict, paper, "Q", paper_difference=difference, against="BF16")
     here = None if reference or base is None else claims.paired_points(runs, base, x.experiment.evaluation)
     margin = x.experiment.evaluation.noninferiority_margin
+    by_seed = claims.points_over_seeds(runs, base, x.experiment.evaluation) if base and here else None
     return Cell(
         row,
         HELD_OUT,
         "percent",
-        claims.row_verdict(difference, here, margin, reference=reference),
+        claims.row_verdict(difference, here, margin, by_seed, reference=reference),
         paper,
         "Q",
         score(runs, x),
@@ -117,6 +119,7 @@ def _average(row: str, runs: list[Source] | None, base: list[Source] | None, arm
         "" if reference else "BF16",
         seeds_of(runs),
         keys_of([*runs, *(base or [])] if here else runs),
+        by_seed,
     )
 
 
@@ -128,23 +131,28 @@ def _benchmark(row: str, column: int, name: str, arms: Mapping[str | None, list[
         why = f"{OUR_NAMES[name][0]} is not among this experiment's benchmarks" if not evaluated else f"no arm {row}"
         return Cell(row, name, "percent", status.not_run(why), paper, "Q")
 
+    def scores(run: Source) -> FloatArray:
+        return 100 * np.asarray(run.eval["engines"]["own"]["benchmarks"][evaluated[0]]["per_problem"], dtype=np.float64)
+
     def means(of: Sequence[Source]) -> FloatArray:
-        entries = [r.eval["engines"]["own"]["benchmarks"][evaluated[0]] for r in of]
-        mean: FloatArray = np.mean([100 * np.asarray(e["per_problem"], dtype=np.float64) for e in entries], axis=0)
+        mean: FloatArray = np.mean([scores(r) for r in of], axis=0)
         return mean
 
     evaluation = x.experiment.evaluation
     here = bootstrap_mean(means(runs), **resampling(evaluation))
-    other = None
+    other = by_seed = None
     if base is not None and row != "BF16 RL":
+        by_seed = seeds.difference(runs, base, evaluation, lambda run: float(scores(run).mean()))
         other = paired_difference(means(runs), means(base), **resampling(evaluation))
     difference = None if row == "BF16 RL" else round(paper - claims.TABLE_2["BF16 RL"][column], 2)
-    verdict = claims.row_verdict(difference, other, evaluation.noninferiority_margin, reference=row == "BF16 RL")
+    verdict = claims.row_verdict(
+        difference, other, evaluation.noninferiority_margin, by_seed, reference=row == "BF16 RL"
+    )
     keys = keys_of([*runs, *(base or [])] if other else runs)
     against = "" if difference is None else "BF16"
     return Cell(
         row, f"{name} ({evaluated[0]})", "percent", verdict, paper, "Q", here, "problems", difference, other, against,
-        seeds_of(runs), keys,
+        seeds_of(runs), keys, by_seed,
     )  # fmt: skip
 
 
@@ -174,17 +182,25 @@ def _step(
     absent = [n for n in (name, against) if n not in arms]
     if absent:
         verdict = claims.missing_arms(absent, x.experiment)
-        return Cell(row, HELD_OUT, "percent", verdict, paper, "Q", paper_difference=difference, against=against)
+        own = arms.get(name)
+        if own is None:
+            return Cell(row, HELD_OUT, "percent", verdict, paper, "Q", paper_difference=difference, against=against)
+        # The arm itself ran: its number stands, only the comparison is missing.
+        return Cell(
+            row, HELD_OUT, "percent", verdict, paper, "Q", score(own, x), "problems", difference, None, against,
+            seeds_of(own), keys_of(own),
+        )  # fmt: skip
     runs, base = arms[name], arms[against]
     here = claims.paired_points(runs, base, x.experiment.evaluation)
     margin = x.experiment.evaluation.noninferiority_margin
-    verdict = claims.row_verdict(difference, here, margin)
+    by_seed = claims.points_over_seeds(runs, base, x.experiment.evaluation) if here else None
+    verdict = claims.row_verdict(difference, here, margin, by_seed)
     if here is not None and abs(difference) < claims.VISIBLE:
         # RAC's 1.8 points are a claim of their own in the paper, although its benchmarks cannot show them.
-        verdict = status.greater(here)
+        verdict = status.jointly(status.greater(here), status.greater(by_seed) if by_seed else None)
     return Cell(
         row, HELD_OUT, "percent", verdict, paper, "Q", score(runs, x), "problems", difference, here, against,
-        seeds_of(runs), keys_of([*runs, *base]),
+        seeds_of(runs), keys_of([*runs, *base]), by_seed,
     )  # fmt: skip
 
 
@@ -195,20 +211,26 @@ def claim_cell(judged: claims.Judged, row: str | None = None) -> Cell:
     measures: dict[str, str] = {
         "pass@1": f"pass@1, {pair}",
         "gap": f"mean gap, {pair}",
+        "collapsed": f"share of seeds of {claim.greater} that collapse (detector, or end below own start)",
         "recovered": f"share of bf16 - {claim.smaller} that {claim.greater} recovers",
     }
-    units = {"pass@1": "points", "gap": "nats", "recovered": "share"}
+    if claim.measure == "collapsed":
+        over = "" if judged.here is None else "seeds"
+    else:
+        several = " and seeds" if judged.over_seeds else ""
+        over = "" if judged.here is None else "steps" + several if claim.measure == "gap" else "problems"
     return Cell(
         row or claim.text,
         measures[claim.measure],
-        units[claim.measure],  # type: ignore[arg-type]
+        claims.UNITS[claim.measure],  # type: ignore[arg-type]
         judged.verdict,
         claim.paper,
         claim.grade,
         judged.here,
-        "" if judged.here is None else "steps" if claim.measure == "gap" else "problems",
+        over,
         seeds=seeds_of(judged.runs) if judged.here else (),
         sources=keys_of(judged.runs) if judged.here else (),
+        over_seeds=judged.over_seeds,
     )
 
 
@@ -224,8 +246,24 @@ def trained_gap(row: str, name: str, against: str | None, key: str, paper: tuple
     other = claims.gap_difference(runs, arms[against], x.experiment.evaluation, key) if against else None
     if here is None or (against and other is None):
         return Cell(row, measure, "nats", status.not_run("no finite value in these runs"), *paper)
-    verdict = status.greater(other, sign=-1) if other else status.REFERENCE
+    by_seed = claims.gap_over_seeds(runs, arms[against], x.experiment.evaluation, key) if against else None
+    verdict = status.REFERENCE
+    if other:
+        on_seeds = status.greater(by_seed, sign=-1) if by_seed else None
+        verdict = status.jointly(status.greater(other, sign=-1), on_seeds, "steps")
     used = [*runs, *(arms[against] if against else [])]
     return Cell(
-        row, measure, "nats", verdict, *paper, here, "steps", None, other, against or "", seeds_of(runs), keys_of(used)
+        row,
+        measure,
+        "nats",
+        verdict,
+        *paper,
+        here,
+        "steps",
+        None,
+        other,
+        against or "",
+        seeds_of(runs),
+        keys_of(used),
+        by_seed,
     )

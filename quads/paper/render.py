@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from quads.config import Experiment
 from quads.evaluation.stats import Interval
-from quads.paper.cells import HEADER, MISSING, PaperTable, display_rows
+from quads.paper.cells import HEADER, MISSING, PaperTable, display_rows, seeds_words
 from quads.paper.ledger import Entry, Ledger
 from quads.paper.tables import Row, describe
 
@@ -58,12 +58,18 @@ def main_grid(rows: Sequence[Row]) -> Grid:
                 percent(row.start),
                 percent(row.own) + spread,
                 percent(row.bf16),
-                percent(row.difference_own, signed=True),
+                percent(row.difference_own, signed=True) + _over_seeds(row.difference_own_over_seeds),
                 row.training,
                 row.status,
             ]
         )
     return header, body
+
+
+def _over_seeds(value: Interval | None) -> str:
+    if value is None:
+        return ""
+    return seeds_words(Interval(100 * value.estimate, 100 * value.low, 100 * value.high), "points", signed=True)
 
 
 def gap_grid(rows: Sequence[Row]) -> Grid:
@@ -129,8 +135,9 @@ def page(
 pass@1 in percent on the held-out chains of the training task: mean over {evaluation.samples_per_problem} samples per \
 problem, temperature {evaluation.temperature:g}; start: one sample per problem, Wilson interval. Brackets are \
 {100 * evaluation.confidence:g} % intervals: bootstrap over problems ({evaluation.bootstrap} resamples), paired for \
-differences. They do not cover training seeds: those show as a standard deviation where several ran. Status compares \
-end with start in the arm's own engine.
+differences. They do not cover training seeds: where several ran, those show as a standard deviation and, for \
+differences, as Student's interval over seeds. Status compares end with start in the arm's own engine, over problems \
+and over seeds.
 
 {markdown_table(*gap_grid(rows))}
 Gap = |log pi_trainer - log pi_rollout| on rollout tokens. Mean gaps from large to small: {" > ".join(gap_order)}.

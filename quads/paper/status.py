@@ -11,6 +11,8 @@
                   holds 0                           inconclusive (too wide to call it level)
                   else                              partly (differs from 0, perhaps by less than the margin)
     zero      "exactly 0"                           reproduced when it is 0, else contradicted
+    jointly   several training seeds: the rule is applied to the interval over problems (or steps) AND to the one over
+              seeds (Student's t); inconclusive when either is, the same word when both agree, else partly
     several   a claim of several parts: reproduced when all are; contradicted when at least one is and none is
               reproduced; inconclusive when none is reproduced, partly or contradicted; else partly
     not run   no number: the reason says what is missing or what to run
@@ -84,6 +86,25 @@ def level(here: Interval, margin: float) -> Verdict:
 def zero(count: int, of: int) -> Verdict:
     """Claimed: `count` of `of` is 0."""
     return Verdict("reproduced" if count == 0 else "contradicted", f"{count:,} of {of:,}")
+
+
+def jointly(first: Verdict, seeds: Verdict | None, over: str = "problems") -> Verdict:
+    """One verdict from the interval over `over` and the one over training seeds; `seeds` None: one seed ran."""
+    if seeds is None:
+        return first
+    named = {over: first, "seeds": seeds}
+    open_ = {name: v for name, v in named.items() if v.word == "inconclusive"}
+    if len(open_) == 2:
+        return Verdict("inconclusive", f"over {over} and over seeds: {first.why}")
+    if open_:
+        ((name, verdict),) = open_.items()
+        return Verdict("inconclusive", verdict.why.replace("interval", f"interval over {name}", 1))
+    if first.word == seeds.word:
+        return Verdict(first.word, f"{first.why}, over {over} and over seeds")
+    if {first.word, seeds.word} == {"reproduced", "contradicted"}:
+        return Verdict("inconclusive", f"intervals over {over} and over seeds lie on opposite sides")
+    part = next((name, v) for name, v in named.items() if v.word == "partly")
+    return Verdict("partly", f"{part[1].why} over {part[0]}")
 
 
 def several(parts: Sequence[Verdict]) -> Verdict:

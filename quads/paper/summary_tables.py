@@ -107,7 +107,9 @@ def claims_table(x: Inputs, table3: PaperTable, layers: PaperTable, speed: Paper
         "Statuses are computed from the interval here by one rule (quads/paper/status.py): reproduced when the whole "
         "interval lies where the claim says (for level: within the margin of "
         f"{x.experiment.evaluation.noninferiority_margin:g} points), contradicted when it lies on the other side, "
-        "inconclusive when it holds 0, partly in between. They speak of direction at this scale. Paper grades: A "
+        "inconclusive when it holds 0, partly in between. With two or more seeds that is asked of the interval over "
+        "problems (or steps) and of the one over seeds (Student's t, paired by seed): both must hold. They "
+        "speak of direction at this scale. Paper grades: A "
         "abstract, S summaries, Q machine summary of the full text, X derived from those.",
         tuple(cells),
     )

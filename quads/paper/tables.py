@@ -9,6 +9,9 @@
     trend        pass@1 at the end minus at the start; the start is one sample per problem, kept as a share only,
                  so its interval is Wilson's and the difference is unpaired (wide)
 
+With two or more seeds, trend and difference also have Student's interval over seeds (paired by seed); the status says
+"improves" or "falls" only where both intervals of the trend exclude 0.
+
 Legend: P problems. Shares are in [0, 1] in the CSV and in percent in the Markdown. Several seeds: mean over seeds, and
 the standard deviation over seeds in its own column (empty for one seed: the spread is then unknown, not zero).
 Differs from a table typed by hand in that words such as "falls" are computed from intervals, never written down.
@@ -37,6 +40,7 @@ from quads.evaluation.stats import (
     proportion_interval,
 )
 from quads.paper.sources import Source
+from quads.paper.study_files import over_seeds
 
 LAST_STEPS = 10
 REFERENCE = "bf16"
@@ -55,7 +59,9 @@ class Row:
     bf16: Interval | None
     own_sd_over_seeds: float | None
     trend: Interval | None
+    trend_over_seeds: Interval | None
     difference_own: Interval | None
+    difference_own_over_seeds: Interval | None
     difference_bf16: Interval | None
     gap_mean: Interval | None
     gap_resampled: str
@@ -163,6 +169,8 @@ def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluat
     share = float(np.mean([r.start["eval_accuracy"] for r in runs]))
     start = proportion_interval(share, problems * len(runs), evaluation.confidence)
     trend = independent_difference(own, start) if own else None
+    rises = [_pass(r) - float(r.start["eval_accuracy"]) for r in runs] if own else []
+    by_seed = over_seeds(rises, evaluation.confidence) if len(rises) > 1 else None
     gaps = np.concatenate([tail(r, "gap_max") for r in runs])
     nonfinite = int(
         sum((~np.isfinite(np.stack([r.curve(k) for k in ("gap_mean", "k3")]))).any(axis=0).sum() for r in runs)
@@ -174,9 +182,11 @@ def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluat
         start=start,
         own=own,
         bf16=_accuracy(runs, "bf16", evaluation),
-        own_sd_over_seeds=_sd([float(r.per_problem("own").mean()) for r in runs]) if own else None,
+        own_sd_over_seeds=_sd([_pass(r) for r in runs]) if own else None,
         trend=trend,
+        trend_over_seeds=by_seed,
         difference_own=_difference(runs, reference, "own", evaluation),
+        difference_own_over_seeds=_difference_over_seeds(runs, reference, evaluation),
         difference_bf16=_difference(runs, reference, "bf16", evaluation),
         gap_mean=gap_interval(runs, evaluation),
         gap_resampled="steps" if len(runs) == 1 else "seeds and steps",
@@ -192,19 +202,37 @@ def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluat
         seconds_per_step=_median([float(v) for r in runs for v in r.curve("seconds")]),
         training=training_words(runs, collapse),
         steps=tuple(len(r.steps) for r in runs),
-        status=_status(trend, nonfinite),
+        status=_status(trend, by_seed, nonfinite),
         run_ids=tuple(r.run_id for r in runs),
         config_hashes=tuple(dict.fromkeys(r.config_hash for r in runs)),
         commits=tuple(dict.fromkeys(str(r.train["commit"]) for r in runs)),
     )
 
 
-def _status(trend: Interval | None, nonfinite: int) -> str:
-    """In words what the arm's own engine shows; computed from the interval of end minus start."""
+def _pass(run: Source) -> float:
+    return float(run.per_problem("own").mean())
+
+
+def _difference_over_seeds(
+    runs: Sequence[Source], other: Sequence[Source] | None, evaluation: Evaluation
+) -> Interval | None:
+    if other is None or runs[0].arm.name == other[0].arm.name:
+        return None
+    if any("own" not in r.eval["engines"] for r in (*runs, *other)):
+        return None
+    against = {r.seed: _pass(r) for r in other}
+    found = [_pass(r) - against[r.seed] for r in runs if r.seed in against]
+    return over_seeds(found, evaluation.confidence) if len(found) > 1 else None
+
+
+def _status(trend: Interval | None, by_seed: Interval | None, nonfinite: int) -> str:
+    """In words what the arm's own engine shows; computed from the intervals of end minus start."""
     if trend is None:
         word = "own engine not evaluated"
     elif not trend.excludes(0.0):
         word = "no change seen"
+    elif by_seed is not None and not by_seed.excludes(0.0):
+        word = "inconclusive: interval over seeds holds 0"
     else:
         word = "improves" if trend.estimate > 0 else "falls"
     return word + (f", {nonfinite} steps not finite" if nonfinite else "")
@@ -244,6 +272,11 @@ def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
     return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
+def _seed_ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    ends = (None, None) if interval is None else (interval.low, interval.high)
+    return dict(zip((f"{name}_over_seeds_low", f"{name}_over_seeds_high"), ends, strict=True))
+
+
 def record(row: Row) -> dict[str, object]:
     """The row as flat columns: plain numbers, empty where a number does not exist."""
     return {
@@ -257,7 +290,9 @@ def record(row: Row) -> dict[str, object]:
         "pass_at_1_own_sd_over_seeds": row.own_sd_over_seeds,
         **_ends("pass_at_1_bf16", row.bf16),
         **_ends("end_minus_start_own", row.trend),
+        **_seed_ends("end_minus_start_own", row.trend_over_seeds),
         **_ends("difference_to_bf16_arm_own", row.difference_own),
+        **_seed_ends("difference_to_bf16_arm_own", row.difference_own_over_seeds),
         **_ends("difference_to_bf16_arm_bf16", row.difference_bf16),
         **_ends("gap_mean", row.gap_mean),
         "gap_interval_over": row.gap_resampled,

@@ -63,6 +63,61 @@ def test_verify_fails_with_the_finding(train, tmp_path, capsys):
     assert failed == ["skip list"]
 
 
+def test_a_checkpoint_that_is_cut_off_is_a_sentence(train, tmp_path, checkpoint, caplog):
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    for path in checkpoint.iterdir():
+        (torn / path.name).write_bytes(path.read_bytes())
+    (torn / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:5000])
+    (tmp_path / "configs" / "arms").mkdir(parents=True)
+    arm = json.loads((train / "result.json").read_text())["run"]["arm"]
+    (tmp_path / "configs" / "arms" / "quads.yaml").write_text(json.dumps(arm))
+    words = [
+        "--checkpoint",
+        str(torn),
+        "--arm",
+        "quads",
+        "--configs",
+        str(tmp_path / "configs"),
+        "--format",
+        "modelopt",
+    ]
+    data = next((tmp_path / "results" / "shared").glob("*/calibration.parquet"))
+    for mode in (["--mode", "w4a16"], ["--mode", "w4a4", "--calibration", str(data)]):
+        caplog.clear()
+        assert stage.main([*words, *mode, "--out", str(tmp_path / "out")]) == 1
+        assert f"{torn / 'model.safetensors'}: damaged or cut off" in caplog.text
+    assert not (tmp_path / "out").exists()
+    caplog.clear()
+    out = tmp_path / "made"
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--mode", "w4a16", "--out", str(out)]) == 0
+    (shard,) = out.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert stage.main(["verify", str(out)]) == 1
+    assert f"{shard}: damaged or cut off" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "drop", "said"),
+    [
+        ("receipt.json", lambda c: c.pop("model"), "lacks the key(s) model"),
+        (
+            "receipt.json",
+            lambda c: c["config"].pop("scale_group"),
+            "lacks what a manifest needs (KeyError('scale_group')",
+        ),
+        ("result.json", lambda c: c["run"].pop("runtime"), "lacks what a manifest needs (KeyError('runtime')"),
+        ("result.json", lambda c: c["run"].pop("arm"), "run.arm is missing"),
+    ],
+)
+def test_incomplete_files_of_a_run_are_a_sentence(train, tmp_path, caplog, name, drop, said):
+    content = json.loads((train / name).read_text())
+    drop(content)
+    (train / name).write_text(json.dumps(content))
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--out", str(tmp_path / "out")]) == 1
+    assert said in caplog.text and not (tmp_path / "out").exists()
+
+
 def test_w4a4_without_calibration_tokens_is_an_error(train, tmp_path, caplog):
     (train.parents[2] / "shared" / "data-abc" / "calibration.parquet").unlink()
     assert stage.main(["--train", str(train), "--format", "modelopt", "--out", str(tmp_path / "out")]) == 1

@@ -120,8 +120,29 @@ def test_text_from_data_is_text(page):
     assert tag("a", "x", href='"><b>') == '<a href="&quot;&gt;&lt;b&gt;">x</a>'
     assert prose("`a<b>` c") == "<code>a&lt;b&gt;</code> c"
     assert 'class="pill not-run"' in pill("not run: why <x>") and "&lt;x&gt;" in pill("not run: why <x>")
-    with pytest.raises(ValueError, match="must not point to the network"):
-        link("https://example.org", "x")
+    for target in (
+        "https://example.org",
+        "//evil.example/x",
+        " //evil.example/x",
+        r"/\evil.example",
+        r"\\evil.example",
+    ):
+        with pytest.raises(ValueError, match="must not point to the network"):
+            link(target, "x")
+    assert 'href="../a/b.json"' in link("../a/b.json", "x") and 'href="/a"' in link("/a", "x")
+
+
+@pytest.mark.parametrize(("commit", "line"), [("0" * 40, "git checkout 0000"), ("unknown", ""), ("unknown-dirty", "")])
+def test_a_commit_that_was_not_recorded_is_not_checked_out(tmp_path, commit, line):
+    experiment, arm = made_up_experiment(), made_up_arms()[0]
+    path = write_run(tmp_path, experiment, arm, 0)[0] / "result.json"
+    path.write_text(path.read_text().replace("0" * 40, commit))
+    sources = load_sources(tmp_path, experiment, [arm])
+    places = {"diagnose": tmp_path / "diagnose", "throughput": tmp_path / "throughput"}
+    report.build(report.read_inputs(experiment, sources, tmp_path, **places), tmp_path / "out")
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert (line in text) if line else "git checkout" not in text
+    assert ("code state of these runs was not recorded" in text) == (not line)
 
 
 def test_a_figure_inside_the_page_takes_the_pages_colours():

@@ -80,6 +80,33 @@ def test_a_claim_of_several_parts(words, word):
         assert found.why == f"2 parts: 1 reproduced, 1 {words[1]}"
 
 
+@pytest.mark.parametrize(
+    ("first", "seeds", "word", "why"),
+    [
+        ((1, 2), (0.5, 2.5), "reproduced", "same direction, over problems and over seeds"),
+        ((1, 2), (-1, 4), "inconclusive", "interval over seeds holds 0"),
+        ((-1, 4), (1, 2), "inconclusive", "interval over problems holds 0"),
+        ((-1, 4), (-2, 5), "inconclusive", "over problems and over seeds: interval holds 0"),
+        ((-2, -1), (-3, -0.5), "contradicted", "opposite direction, over problems and over seeds"),
+        ((1, 2), (-2, -1), "inconclusive", "intervals over problems and over seeds lie on opposite sides"),
+    ],
+)
+def test_several_seeds_need_both_intervals(first, seeds, word, why):
+    found = status.jointly(status.greater(interval(*first)), status.greater(interval(*seeds)))
+    assert (found.word, found.why) == (word, why)
+
+
+def test_one_seed_leaves_the_verdict_and_a_size_needs_both_intervals():
+    alone = status.greater(interval(1, 2))
+    assert status.jointly(alone, None) == alone
+    most = [status.greater(interval(*ends), at_least=0.5) for ends in ((0.6, 0.8), (0.3, 1.1))]
+    assert str(status.jointly(*most)) == "partly: same direction, not shown to exceed 0.5 over seeds"
+    level = [status.level(interval(*ends), 2.0) for ends in ((2.9, 4.8), (0.7, 7.0))]
+    assert str(status.jointly(*level)) == "partly: differs, not shown to exceed 2 over seeds"
+    wide = status.level(interval(-1, 5), 2.0)
+    assert status.jointly(status.level(interval(-1, 1), 2.0), wide).word == "inconclusive"
+
+
 def test_zero_is_zero():
     assert str(status.zero(0, 1000)) == "reproduced: 0 of 1,000"
     assert status.zero(1, 1000).word == "contradicted"

@@ -168,6 +168,53 @@ def test_claims_are_judged_by_what_was_measured(sources):
     assert found["recovered", "qat_only", "nvfp4_naive"] == "partly: same direction, not shown to exceed 0.5"
 
 
+def test_seeds_that_disagree_leave_a_claim_open(tmp_path):
+    """Per seed 44.8, 2.9 and 18.5 points: every problem-wise interval is far from 0, three seeds are not."""
+    experiment, arms = made_up_experiment(seeds=(0, 1, 2)), made_up_arms()
+    ends = {"bf16": (0.95,) * 3, "nvfp4_naive": (0.20, 0.20, 0.20), "qat_only": (0.65, 0.23, 0.39)}
+    ends["quads"] = (0.91, 0.90, 0.92)
+    for arm in arms:
+        for seed, end in enumerate(ends[arm.name]):
+            numbers = (0.45, end, MADE_UP[arm.name][2] * (1 + 0.1 * seed))
+            write_run(tmp_path, experiment, arm, seed, numbers=numbers)
+    sources = load_sources(tmp_path, experiment, arms)
+    records = {c["claim"]: c for c in claim_records(judge_claims(sources, experiment))}
+    better = records["QAT alone is better than naive"]
+    points = np.array([45.0, 3.0, 19.0])
+    half = 4.302652729911275 * points.std(ddof=1) / 3**0.5  # t(0.975, 2 degrees of freedom), from a printed table
+    assert better["here_low"] > 0 and better["status"] == "inconclusive"
+    assert better["why"] == "interval over seeds holds 0"
+    assert better["over_seeds_low"] == pytest.approx(points.mean() - half, rel=1e-5)
+    assert better["over_seeds_high"] == pytest.approx(points.mean() + half, rel=1e-5)
+    assert records["QUADS ends above naive NVFP4 RL"]["why"] == "same direction, over problems and over seeds"
+    assert records["QAT alone recovers most of the loss"]["status"] == "inconclusive"
+    row = {r["arm"]: r for r in compare_rows(sources, experiment.evaluation)}
+    assert row["nvfp4_naive"]["status"] == "reproduced" and row["bf16"]["over_seeds_low"] is None
+    made = {r.arm.name: r for r in build_rows(sources, experiment.evaluation)}
+    assert made["qat_only"].status == "no change seen" and made["nvfp4_naive"].status == "falls"
+
+
+def test_an_arm_rises_only_where_its_seeds_agree(tmp_path, evaluation):
+    experiment, arms = made_up_experiment(seeds=(0, 1, 2)), made_up_arms()[:1]
+    for seed, end in enumerate((0.95, 0.40, 0.95)):
+        write_run(tmp_path, experiment, arms[0], seed, numbers=(0.45, end, 0.001))
+    (row,) = build_rows(load_sources(tmp_path, experiment, arms), evaluation)
+    assert row.trend.low > 0 > row.trend_over_seeds.low
+    assert row.status == "inconclusive: interval over seeds holds 0"
+
+
+def test_collapse_is_counted_over_seeds(tmp_path):
+    """ "Collapses" is judged by the runs, not by a difference to another arm."""
+    experiment, arms = made_up_experiment(seeds=(0, 1, 2)), [a for a in made_up_arms() if a.name != "qat_only"]
+    ends = {"bf16": (0.9,) * 3, "nvfp4_naive": (0.2, 0.5, 0.2), "quads": (0.85, 0.85, 0.2)}
+    for arm in arms:
+        for seed, end in enumerate(ends[arm.name]):
+            write_run(tmp_path, experiment, arm, seed, numbers=(0.5, end, MADE_UP[arm.name][2]))
+    found = judged(load_sources(tmp_path, experiment, arms), experiment)
+    assert found["collapsed", "nvfp4_naive", "nvfp4_naive"] == "reproduced: 2 of 3 seeds collapsed"
+    assert found["collapsed", "quads", "quads"] == "partly: 1 of 3 seeds collapsed"
+
+
 def test_an_arm_of_more_arms_is_named_with_its_command(sources):
     experiment = made_up_experiment().model_copy(update={"more_arms": ("fp8",)})
     assert judged(sources, experiment)["pass@1", "bf16", "fp8"] == "not run: snakemake made_up_all adds fp8"

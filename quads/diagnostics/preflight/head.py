@@ -144,7 +144,8 @@ def _draw(log_prob: Tensor, u: Tensor) -> Tensor:
 def pair_rows(scores: Scores, streams: Sequence[Stream], settings: Preflight) -> list[dict[str, Any]]:
     """One row per pair: the predicted mean gap with its interval, and every definition of quads.diagnostics.metrics.
 
-    Raises ConfigError for log-probs that are not finite. Columns `drawn_*` and `given_*` are those definitions over drawn and given tokens; see the module docstring.
+    Columns `drawn_*` and `given_*` are those definitions over drawn and given tokens; see the module docstring.
+    Raises ConfigError for log-probs that are not finite.
     """
     gap = GapSettings(settings.clip_low, settings.clip_high, settings.microbatch_sequences)
     mask, rows = scores.mask, []

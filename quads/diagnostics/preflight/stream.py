@@ -68,7 +68,7 @@ def run_layers(
     spec: RacSpec,
     device: str,
 ) -> Pass:
-    """See the module docstring; `spec`: the RAC whose masks the rows describe. ConfigError for bad weights and overflow."""
+    """See the module docstring; `spec`: the RAC whose masks the rows describe. ConfigError: weights, overflow."""
     result = Pass({stream.key: [] for stream in streams})
     checkpoint.skeleton.model.rotary_emb.to(device)
     with checkpoint.materialised("model.embed_tokens", device) as embed:

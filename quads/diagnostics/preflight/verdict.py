@@ -96,7 +96,9 @@ def nearest(gap: float, count: int = 2) -> list[Evidence]:
 def judge(gap: float, low: float, high: float, *, tokens: int, minimum: int, basis: str) -> Verdict:
     """Verdict on a predicted mean gap with its 95 % interval; basis as in quads.diagnostics.preflight.sequences."""
     if not all(map(math.isfinite, (gap, low, high))):
-        return Verdict("unknown", f"gap {gap:.3g} [{low:.3g}, {high:.3g}] is not finite: a trainer or rollout overflows")
+        return Verdict(
+            "unknown", f"gap {gap:.3g} [{low:.3g}, {high:.3g}] is not finite: a trainer or rollout overflows"
+        )
     if tokens < minimum:
         return Verdict("unknown", f"{tokens} scored tokens are fewer than {minimum}: give more or longer sequences")
     level = level_of(gap)
