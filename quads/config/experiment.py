@@ -219,7 +219,7 @@ class Runtime(Frozen):
         "inline",
         description="inline: one process, one replica, single turn; verl: the stock agent-loop workers",
     )
-    micro_batch_sequences: int = Field(96, gt=0, description="sequences per trainer micro-batch and device")
+    micro_batch_sequences: int = Field(96, gt=0, description="sequences per trainer micro-batch and device, at most")
     max_sequences: int = Field(96, gt=0, description="sequences the engine runs at once")
     max_batched_tokens: int = Field(2048, gt=0)
     kv_cache_mib: int = Field(32, gt=0)
@@ -270,6 +270,10 @@ class Runtime(Frozen):
                 f"runtime.trainer_experts=grouped multiplies bfloat16, compute_dtype is {self.compute_dtype}; use loop"
             )
         return self
+
+    def micro_batch(self, mini_batch: int) -> int:
+        """Sequences of one micro-batch on one device, where all devices share `mini_batch` sequences."""
+        return max(1, min(self.micro_batch_sequences, mini_batch // (self.nodes * self.gpus_per_node)))
 
     @model_validator(mode="after")
     def _replicas(self) -> Self:
@@ -337,8 +341,9 @@ class Experiment(Frozen):
                 f"prompts would repeat; raise data.train_prompts to {need} or more"
             )
         samples = self.grpo.mini_batch_prompts * self.grpo.samples_per_prompt
-        ranks, micro = self.runtime.nodes * self.runtime.gpus_per_node, self.runtime.micro_batch_sequences
-        if self.runtime.tokens_per_gpu is None and samples % (ranks * micro):
+        ranks = self.runtime.nodes * self.runtime.gpus_per_node
+        micro = self.runtime.micro_batch(samples)
+        if self.runtime.tokens_per_gpu is None and (samples % ranks or samples % (ranks * micro)):
             raise ValueError(
                 f"a mini-batch of {samples} sequences on {ranks} device(s) is not a multiple of "
                 f"runtime.micro_batch_sequences={micro}; choose a divisor of {samples // ranks}"

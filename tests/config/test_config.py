@@ -245,3 +245,19 @@ def test_eval_path_follows_evaluation_only(configs: Path) -> None:
     after = load_experiment("smoke", configs)
     assert paths.eval_dir(after, run) != paths.eval_dir(before, run)
     assert paths.train_dir(after, run) == paths.train_dir(before, run)
+
+
+@pytest.mark.parametrize(("devices", "expected"), [((1, 1), 96), ((1, 2), 48), ((2, 4), 12)])
+def test_a_micro_batch_is_at_most_what_a_device_gets(devices: tuple[int, int], expected: int) -> None:
+    toy = load_experiment("toy", CONFIGS)
+    shape = {"nodes": devices[0], "gpus_per_node": devices[1], "agent_loop": "verl"}
+    runtime = {**toy.runtime.model_dump(), **shape}
+    changed = Experiment.model_validate({**toy.model_dump(), "runtime": runtime})
+    assert changed.runtime.micro_batch(12 * 8) == expected
+
+
+def test_sequences_that_devices_cannot_share_are_refused() -> None:
+    toy = load_experiment("toy", CONFIGS)
+    for shape in ({"gpus_per_node": 5, "agent_loop": "verl"}, {"micro_batch_sequences": 36}):
+        with pytest.raises(ValueError, match=r"a mini-batch of 96 sequences on \d device"):
+            Experiment.model_validate({**toy.model_dump(), "runtime": {**toy.runtime.model_dump(), **shape}})

@@ -115,7 +115,7 @@ def _actor(run: Run) -> dict[str, Any]:
         f"{actor}.fsdp_config.param_offload": runtime.offload,
         f"{actor}.fsdp_config.optimizer_offload": runtime.offload,
         f"{actor}.ppo_mini_batch_size": grpo.mini_batch_prompts,
-        f"{actor}.ppo_micro_batch_size_per_gpu": runtime.micro_batch_sequences,
+        f"{actor}.ppo_micro_batch_size_per_gpu": runtime.micro_batch(grpo.mini_batch_prompts * grpo.samples_per_prompt),
         f"{actor}.ppo_epochs": grpo.epochs_per_batch,
         f"{actor}.data_loader_seed": run.seed,
         f"{actor}.optim.lr": grpo.lr,
@@ -159,7 +159,9 @@ def _rollout(run: Run, paths: RunPaths) -> dict[str, Any]:
         f"{rollout}.max_num_batched_tokens": runtime.max_batched_tokens,
         f"{rollout}.max_num_seqs": runtime.max_sequences,
         f"{rollout}.calculate_log_probs": True,
-        f"{rollout}.log_prob_micro_batch_size_per_gpu": runtime.micro_batch_sequences,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": runtime.micro_batch(
+            grpo.mini_batch_prompts * grpo.samples_per_prompt
+        ),
         f"{rollout}.agent.num_workers": 1,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 4 if runtime.device == "cpu" else 512,
         f"{rollout}.val_kwargs.do_sample": True,
