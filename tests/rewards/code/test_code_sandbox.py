@@ -159,7 +159,7 @@ def _command(pid: int) -> str:
         ),
         (
             "import os\ndef f(x):\n    while True:\n        for d in range(3, 30):\n"
-            "            try: os.write(d, b'x' * 10000)\n            except OSError: pass",
+            "            try: os.write(d, b'x' * 1000000)\n            except OSError: pass",
             "0",
             "output",
         ),
