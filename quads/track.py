@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from quads import paths
+from quads.comparison.differences import flatten
 from quads.config import ConfigError, Experiment, Run, config_hash, load_arm, load_experiment, resolve_run
 from quads.exporting import manifest
 from quads.files import ResultFileError, read_jsonl, read_result, rebuild_command, write_json_atomic
@@ -32,7 +33,6 @@ from quads.integrations.mlflow import (
     Payload,
     TrackingError,
     content_hash,
-    flatten,
     initialise,
     log_run,
     lost_runs,

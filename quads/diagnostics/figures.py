@@ -11,24 +11,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from quads.paper.figures import COLOURS, MARKERS, STYLES
+from quads.paper.figures import COLOURS, MARKERS, STYLES, panels
 
 Row = dict[str, Any]
 GAP_LABEL = "mean |log p trainer - log p rollout| (nats)"
-
-
-def _figure(columns: int = 1, *, width: float = 7.2, height: float = 4.0) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
-    for ax in axes:
-        ax.grid(True, linewidth=0.4, alpha=0.5)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _seeds(rows: Sequence[Row], value: str, **where: Any) -> list[float]:
@@ -89,13 +77,13 @@ def _log_bars(ax: Axes) -> None:
 
 
 # For other modules that draw figures.
-figure_with_axes, line, seeds, unique = _figure, _line, _seeds, _unique
+figure_with_axes, line, seeds, unique = panels, _line, _seeds, _unique
 legend, grouped_bars, log_bars = _legend, _grouped_bars, _log_bars
 
 
 def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
     """Left: total and its three terms per arm; right: the parts of delta_num."""
-    figure, (left, right) = _figure(2, width=12, height=4.6)
+    figure, (left, right) = panels(2, width=12, height=4.6)
     for ax, names, title in (
         (left, ("total", "delta_weight", "delta_act", "delta_num"), "the gap and its three terms"),
         (
@@ -115,7 +103,7 @@ def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
 
 def tokens(rows: Sequence[Row]) -> Figure:
     """Gap by response position and by entropy decile, one line per arm."""
-    figure, axes = _figure(2, width=13, height=4.8)
+    figure, axes = panels(2, width=13, height=4.8)
     for ax, by, label in zip(
         axes, ("position", "entropy_decile"), ("response position", "entropy decile"), strict=True
     ):
@@ -131,7 +119,7 @@ def tokens(rows: Sequence[Row]) -> Figure:
 
 def layer_bars(rows: Sequence[Row]) -> Figure:
     """QSNR per layer on the left; dead zone, captured energy and overlap of both granularities on the right."""
-    figure, (left, right) = _figure(2, width=13, height=4.8)
+    figure, (left, right) = panels(2, width=13, height=4.8)
     first, *_ = granularities = _unique(rows, "granularity")
     names = _unique(rows, "layer")
     groups = [(name.removeprefix("model.layers."), {"layer": name}) for name in names]
@@ -156,7 +144,7 @@ def layer_bars(rows: Sequence[Row]) -> Figure:
 
 def k_sweep(rows: Sequence[Row]) -> Figure:
     """Mean gap of both trainers and granularities (left), three definitions of the largest gap (right), against k."""
-    figure, (left, right) = _figure(2, width=12, height=4.4)
+    figure, (left, right) = panels(2, width=12, height=4.4)
     swept = [r for r in rows if r["k"] != "floor"]
     cases = list(dict.fromkeys((r["trainer"], r["granularity"]) for r in swept))
     for index, (trainer, granularity) in enumerate(cases):
@@ -185,7 +173,7 @@ def k_sweep(rows: Sequence[Row]) -> Figure:
 
 def masks(rows: Sequence[Row]) -> Figure:
     """Gap and its batch-dependent part for every granularity and kind of mask."""
-    figure, (ax,) = _figure(width=8.5, height=4.4)
+    figure, (ax,) = panels(width=8.5, height=4.4)
     pairs = list(dict.fromkeys((r["granularity"], r["mask"]) for r in rows))
     groups = [("no RAC" if g == "none" else f"{g}, {m}", {"granularity": g, "mask": m}) for g, m in pairs]
     columns = {
@@ -204,7 +192,7 @@ def masks(rows: Sequence[Row]) -> Figure:
 
 def matrix(rows: Sequence[Row]) -> Figure:
     """Heat map of the mean gap: trainer precision down, rollout precision across; every cell with its number."""
-    figure, (ax,) = _figure(width=7.2, height=4.4)
+    figure, (ax,) = panels(width=7.2, height=4.4)
     trainers, rollouts = _unique(rows, "trainer"), _unique(rows, "rollout")
     cells = np.array(
         [[np.mean(_seeds(rows, "mean_token_abs_d", trainer=t, rollout=r)) for r in rollouts] for t in trainers]
@@ -225,7 +213,7 @@ def matrix(rows: Sequence[Row]) -> Figure:
 
 def stacked(rows: Sequence[Row]) -> Figure:
     """Total and terms for every rollout x trainer of the format study."""
-    figure, (ax,) = _figure(width=10, height=4.6)
+    figure, (ax,) = panels(width=10, height=4.6)
     pairs = list(dict.fromkeys((r["rollout"], r["trainer"]) for r in rows))
     groups = [(f"{r.split('-')[0]} | {t}", {"rollout": r, "trainer": t}) for r, t in pairs]
     names = ("total", "delta_weight", "delta_act", "delta_num")
@@ -239,7 +227,7 @@ def stacked(rows: Sequence[Row]) -> Figure:
 
 def scales(rows: Sequence[Row]) -> Figure:
     """|T1 - T2| by granularity of the activation's global scale, without and with RAC."""
-    figure, (ax,) = _figure(height=3.8)
+    figure, (ax,) = panels(height=3.8)
     groups = [(f"per {s}{', RAC' if rac else ''}", {"scale": s, "rac": rac}) for rac in (False, True)
               for s in _unique(rows, "scale")]  # fmt: skip
     _grouped_bars(ax, rows, groups, {"mean_token_abs_d": "mean |T2 - T1|", "p99_token_abs_d": "p99 |T2 - T1|"})
@@ -251,7 +239,7 @@ def scales(rows: Sequence[Row]) -> Figure:
 
 def drift(rows: Sequence[Row]) -> Figure:
     """Amplification of input noise by each quantizer, mean over layers, against the noise."""
-    figure, (ax,) = _figure(height=4.0)
+    figure, (ax,) = panels(height=4.0)
     own = [r for r in rows if "noise_over_rms" in r]
     for index, quantizer in enumerate(_unique(own, "quantizer")):
         _line(ax, own, "noise_over_rms", "amplification_change_over_noise", index, quantizer, at=float,
@@ -266,7 +254,7 @@ def drift(rows: Sequence[Row]) -> Figure:
 
 def outliers(rows: Sequence[Row]) -> Figure:
     """Emulated terms against the strength of the injected channels."""
-    figure, (ax,) = _figure(height=4.2)
+    figure, (ax,) = panels(height=4.2)
     columns = [key for key in rows[0] if key.startswith("mean_token_abs_")]
     for index, column in enumerate(columns):
         _line(ax, rows, "strength", column, index, column.removeprefix("mean_token_abs_"), at=float)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quads.layers.surgery import QuadsLinear, quads_layers
+from quads.layers.surgery import QuadsLinear, observing, quads_layers
 from quads.numerics.qdq import activation_residual, quantize_activation, quantize_weight
 from quads.numerics.rac import RacSpec, channel_scores, select
 
@@ -41,20 +41,8 @@ def observed(model: torch.nn.Module, observer: Callable[[str, Tensor], None]) ->
     def call(key: str, x: Tensor, token: Tensor | None) -> None:
         observer(key, x)
 
-    seen: set[str] = set()
-    chosen = []
-    for _, module in quads_layers(model):
-        key = module.quads.key()
-        if not (isinstance(module, QuadsLinear) and key in seen):
-            chosen.append(module)
-        seen.add(key)
-    for module in chosen:
-        module.quads.observer = call
-    try:
+    with observing((module for _, module in quads_layers(model)), call):
         yield
-    finally:
-        for module in chosen:
-            module.quads.observer = None
 
 
 @dataclass

@@ -110,16 +110,6 @@ class Logged:
     version: int | None = None
 
 
-def flatten(values: Any, prefix: str = "") -> dict[str, str]:
-    """Nested mappings as dotted keys with text values; lists and null as JSON-like text."""
-    if not isinstance(values, Mapping):
-        return {prefix: "null" if values is None else str(values)}
-    out: dict[str, str] = {}
-    for key, value in values.items():
-        out |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return out
-
-
 def content_hash(files: Sequence[Path]) -> str:
     """sha256 over names and bytes, in order."""
     digest = hashlib.sha256()

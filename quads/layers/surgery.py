@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -23,7 +24,7 @@ from quads.layers.execution import Execution
 from quads.layers.experts import ExpertsForward, experts_class, layout_problem
 from quads.layers.linear import QuadsLinear
 from quads.layers.names import group_members, skip_reason
-from quads.layers.setup import LayerSetup, Precision
+from quads.layers.setup import LayerSetup, Observer, Precision
 from quads.numerics.formats import BLOCK
 
 logger = logging.getLogger(__name__)
@@ -177,6 +178,28 @@ def quads_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
     for module in model.modules():
         if isinstance(module, (QuadsLinear, ExpertsForward)):
             yield module.quads.name, module
+
+
+@contextmanager
+def observing(layers: Iterable[torch.nn.Module], observer: Observer) -> Iterator[None]:
+    """`observer` sees every quantized input of the swapped `layers` while the block runs.
+
+    q, k and v read the same input: it is observed once.
+    """
+    seen: set[str] = set()
+    chosen = []
+    for module in layers:
+        key = module.quads.key()
+        if not (isinstance(module, QuadsLinear) and key in seen):
+            chosen.append(module)
+        seen.add(key)
+    for module in chosen:
+        module.quads.observer = observer
+    try:
+        yield
+    finally:
+        for module in chosen:
+            module.quads.observer = None
 
 
 def set_static_masks(model: torch.nn.Module, masks: dict[str, torch.Tensor]) -> None:

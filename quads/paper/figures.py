@@ -43,6 +43,18 @@ STYLES = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
+def panels(columns: int = 1, *, width: float = 7.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, light grid, no frame on top and right."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    for ax in axes:
+        ax.grid(True, linewidth=0.4, alpha=0.5)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
 def smooth(values: NDArray[np.float64], width: int = SMOOTH) -> NDArray[np.float64]:
     """Centred mean over `width` steps, over fewer at the ends; NaN are left out."""
     half = width // 2

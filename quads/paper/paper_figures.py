@@ -15,29 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from quads.evaluation.stats import Interval
 from quads.paper import claims
 from quads.paper.cells import Cell, PaperTable
-from quads.paper.figures import COLOURS, MARKERS, STYLES
+from quads.paper.figures import COLOURS, MARKERS, STYLES, panels
 from quads.paper.step0_tables import BUILT_UP, LARGEST, PAIRS, pair_words
 
 PAPER, HERE = "#7F7F7F", "#0072B2"
 NOT_RUN = "not run"
-
-
-def panels(columns: int = 1, *, width: float = 7.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side, light grid, no frame on top and right."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
-    for ax in axes:
-        ax.grid(True, linewidth=0.4, alpha=0.5)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _bar(value: Interval) -> list[list[float]]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from quads.layers.names import RAC_MASK_PREFIX
-from quads.layers.surgery import QuadsLinear, quads_layers
+from quads.layers.surgery import observing, quads_layers
 from quads.numerics.qdq import activation_residual
 from quads.numerics.rac import RacSpec, channel_scores, select
 
@@ -90,15 +90,5 @@ def _observing(model: torch.nn.Module, observer: _Scores) -> Iterator[None]:
     layers = [module for _, module in quads_layers(model)]
     if not layers:
         raise ValueError("calibration needs a model after apply_surgery: no swapped layer found")
-    seen: set[str] = set()
-    for module in layers:
-        key = module.quads.key()
-        # q, k and v read the same input: observe it once.
-        if not (isinstance(module, QuadsLinear) and key in seen):
-            module.quads.observer = observer
-        seen.add(key)
-    try:
+    with observing(layers, observer):
         yield
-    finally:
-        for module in layers:
-            module.quads.observer = None

@@ -6,9 +6,10 @@ import pytest
 from made_up_results import PROBLEMS, STEPS, made_up_arms, made_up_experiment, write_run
 
 from quads import track
+from quads.comparison.differences import flatten
 from quads.config import ConfigError, resolve_run
 from quads.files import ResultFileError
-from quads.integrations.mlflow import content_hash, flatten
+from quads.integrations.mlflow import content_hash
 
 
 @pytest.fixture

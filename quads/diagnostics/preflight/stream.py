@@ -32,7 +32,7 @@ from quads.diagnostics.preflight.checkpoint import Checkpoint
 from quads.diagnostics.preflight.engine import as_engine, engine_value
 from quads.diagnostics.preflight.sequences import Chunk
 from quads.diagnostics.preflight.variants import SAME_WEIGHTS, Stream
-from quads.layers.surgery import QuadsLinear, quads_layers
+from quads.layers.surgery import QuadsLinear, observing, quads_layers
 from quads.numerics.qdq import activation_residual
 from quads.numerics.rac import RacSpec, channel_scores, select
 
@@ -149,7 +149,7 @@ class _Layer:
                     if reference:
                         self._set(stream)
                         for i, chunk in enumerate(calibration):
-                            with self._observed(self._score(chunk)):
+                            with observing(self.swapped, self._score(chunk)):
                                 calibrating[i] = self.run(calibrating[i])
                     self._move(stream, scored, listen=reference)
 
@@ -160,7 +160,7 @@ class _Layer:
         hidden = self.result.hidden[stream.key]
         with as_engine(self.layer) if stream.engine else nullcontext():
             for i, chunk in enumerate(scored):
-                with self._observed(self._accumulate(sums, masks, chunk)) if listen else nullcontext():
+                with observing(self.swapped, self._accumulate(sums, masks, chunk)) if listen else nullcontext():
                     hidden[i] = self.run(hidden[i])
         if listen:
             self.result.layers += [self._row(key, s, masks[key]) for key, s in sums.items()]
@@ -248,21 +248,6 @@ class _Layer:
             accumulate(sums.setdefault(key, Sums()), _real(x, token, chunk), self.spec, masks[key])
 
         return observe
-
-    @contextmanager
-    def _observed(self, observer: Observer) -> Iterator[None]:
-        """As quads.diagnostics.layers.observed, with the token of every row, so that padding can be left out."""
-        seen: set[str] = set()
-        for module in self.swapped:
-            key = module.quads.key()
-            if not (isinstance(module, QuadsLinear) and key in seen):
-                module.quads.observer = observer
-            seen.add(key)
-        try:
-            yield
-        finally:
-            for module in self.swapped:
-                module.quads.observer = None
 
 
 def _sum2(x: Tensor) -> float:
