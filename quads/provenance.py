@@ -157,9 +157,23 @@ def code_hash(*roots: str, source: Path | None = None) -> str:
     return digest.hexdigest()[:10]
 
 
+ARCHIVED = "COMMIT"  # `git archive` writes the commit into this file (.gitattributes); in a checkout it holds a format
+
+
+def _archived() -> str:
+    try:
+        said = (_root(None) / ARCHIVED).read_text().strip()
+    except OSError:
+        return "unknown"
+    return "unknown" if said.startswith("$") or not said else said
+
+
 @functools.cache
 def commit() -> str:
-    """Git commit of the source, with `-dirty` when tracked files differ; "unknown" outside a git checkout."""
+    """Git commit of the source, with `-dirty` when tracked files differ; of an archive, the commit that it was made of.
+
+    "unknown" outside both.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -167,11 +181,11 @@ def commit() -> str:
         ).stdout.strip()
 
     if shutil.which("git") is None:
-        return "unknown"
+        return _archived()
     try:
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
     except subprocess.CalledProcessError:
-        return "unknown"
+        return _archived()
 
 
 def _first(path: str, key: str) -> str | None:

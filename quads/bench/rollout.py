@@ -31,7 +31,7 @@ from typing import Any
 from quads import provenance
 from quads.bench import rollout_model, rollout_rows
 from quads.bench.fleet import COMMAND, Fleet, StoppedError, stop
-from quads.bench.rollout_plan import Engine, Shape, engines, shapes
+from quads.bench.rollout_plan import Engine, Shape, engines, shape, shapes
 from quads.config import Arm, ConfigError, Experiment, load_arms, load_experiment
 from quads.files import ResultFileError, append_jsonl, write_json_atomic, write_text_atomic
 from quads.lifeline import watch_parents
@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--experiment", type=Path, required=True, help="configs/NAME.yaml")
     parser.add_argument("--model", type=Path, required=True, help="folder of a Hugging Face checkpoint")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
-    parser.add_argument("--modes", type=_words, default=(), help="default: those of the experiment's arms")
+    parser.add_argument(
+        "--modes", type=_words, default=(), help="default: those of the experiment's arms; none: stock alone"
+    )
     parser.add_argument("--masks", type=Path, help="RAC masks (safetensors, by engine key); default: random ones")
     parser.add_argument("--backend", choices=BACKENDS, default="reference", help="what the plugin multiplies with")
     parser.add_argument("--stock", type=_words, default=(), help="bf16, fp8: vLLM's own as well, without the plugin")
@@ -73,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=_numbers, default=(), help="requests at once; list")
     parser.add_argument("--prompt-tokens", type=_numbers, default=(), help="per request; list")
     parser.add_argument("--response-tokens", type=_numbers, default=(), help="per request; list")
+    parser.add_argument("--shapes", type=_words, default=(), help="BATCHxPROMPTxRESPONSE list instead of those three")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of every engine, interleaved")
     parser.add_argument("--limit-s", type=float, help="no round but the first begins later than this after the start")
     parser.add_argument("--together", action="store_true", help="start all engines at once: start times mean less")
@@ -94,12 +97,14 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
     start = time.monotonic()
     if args.rounds < 1 or args.out.suffix != ".json":
         raise ConfigError(f"--rounds {args.rounds} --out {args.out}: need at least one round and a file named *.json")
-    wanted = shapes(
+    wanted = [shape(word) for word in args.shapes] or shapes(
         args.batch or (experiment.runtime.max_sequences,),
         args.prompt_tokens or (experiment.grpo.max_prompt_tokens,),
         args.response_tokens or (experiment.grpo.max_response_tokens,),
     )
     modes = args.modes or tuple(dict.fromkeys(arm.rollout.mode for arm in arms))
+    if modes == ("none",) and args.stock:
+        modes = ()
     with tempfile.TemporaryDirectory(prefix="quads-bench-") as receipts, Fleet(command, args.answer_s) as fleet:
         planned = engines(
             experiment, arms, modes, wanted, model=args.model, masks=args.masks, backend=args.backend,
@@ -126,7 +131,9 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
 def _rows(fleet: Fleet, planned: Sequence[Engine]) -> list[dict[str, Any]]:
     alive = [e for e in planned if e.name in fleet.started and e.name not in fleet.failed]
     backends = {e.name: rollout_rows.label(fleet.started[e.name]["backend"]) for e in alive}
-    return rollout_rows.rows(fleet.measured, fleet.syncs, {e.name: e.mode for e in alive}, backends)
+    return rollout_rows.rows(
+        fleet.measured, fleet.syncs, {e.name: e.name.removeprefix("stock ") for e in alive}, backends
+    )
 
 
 def _settings(

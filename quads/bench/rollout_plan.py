@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,26 @@ def shapes(batches: Sequence[int], prompts: Sequence[int], responses: Sequence[i
     return [Shape(*one) for one in product(batches, prompts, responses)]
 
 
+def shape(word: str) -> Shape:
+    """BATCHxPROMPTxRESPONSE, e.g. 64x512x128. Raises ConfigError."""
+    numbers = word.split("x")
+    if len(numbers) != 3 or not all(n.isdigit() for n in numbers):
+        raise ConfigError(f"shape {word!r}: give BATCHxPROMPTxRESPONSE, e.g. 64x512x128")
+    return Shape(*map(int, numbers))
+
+
 def mode_of(name: str, arms: Sequence[Arm]) -> tuple[RolloutMode, tuple[str, ...]]:
-    """The mode and the skip list. Raises ConfigError for an unknown name."""
+    """The mode and the skip list; w4a4+rac:25 compensates 25 % of the channels. Raises ConfigError for another name."""
+    if name.startswith("w4a4+rac:"):
+        mode, skip = mode_of("w4a4+rac", arms)
+        try:
+            share = Rac(k=float(name.partition(":")[2]) / 100).k
+        except ValueError as error:
+            raise ConfigError(f"mode {name!r}: after the colon stands a percentage above 0, up to 100") from error
+        assert mode.rac is not None
+        return replace(mode, rac=replace(mode.rac, k=share)), skip
     if name not in KNOWN:
-        raise ConfigError(f"mode {name!r} is unknown; known: {', '.join(KNOWN)}")
+        raise ConfigError(f"mode {name!r} is unknown; known: {', '.join(KNOWN)}, w4a4+rac:PERCENT")
     for arm in arms:
         if arm.rollout.mode == name:
             return RolloutMode.from_arm(arm.model_dump(mode="json")), arm.keep_high_precision
@@ -139,7 +155,9 @@ def engines(
         said = mode.to_quantization_config("sync" if mode.needs_masks else None, tuple(skip), backend=backend)
         # through JSON, so that what is kept is what the engine's process reads
         said = json.loads(json.dumps(said))
-        found.append(Engine(name, name, False, quantization=said, receipt=str(receipts / f"{name}.json"), **common))
+        found.append(
+            Engine(name, mode.name, False, quantization=said, receipt=str(receipts / f"{name}.json"), **common)
+        )
     for name in dict.fromkeys(stock):
         label = f"stock {name}"
         found.append(Engine(label, name, True, quantization={}, receipt=str(receipts / f"{label}.json"), **common))

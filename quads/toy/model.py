@@ -46,7 +46,7 @@ def make_config(model: Model) -> Qwen3MoeConfig:
     )
 
 
-def _std(name: str, weight: torch.Tensor, layers: int) -> float:
+def init_std(name: str, weight: torch.Tensor, layers: int) -> float:
     """Standard deviation of a matrix [..., out, fan_in] by its place in the network."""
     fan_in = weight.shape[-1]
     if name.endswith("embed_tokens.weight"):
@@ -67,7 +67,7 @@ def make_model(model: Model, seed: int) -> Qwen3MoeForCausalLM:
             if weight.dim() == 1:
                 weight.fill_(1.0)
             else:
-                weight.normal_(0.0, _std(name, weight, model.layers), generator=generator)
+                weight.normal_(0.0, init_std(name, weight, model.layers), generator=generator)
     # Stored with the checkpoint: engines read the end mark and the sampling defaults (none: T = 1, whole vocabulary).
     made.generation_config = GenerationConfig(
         eos_token_id=chain.ID[chain.END], pad_token_id=chain.ID[chain.START], do_sample=True, temperature=1.0, top_k=0

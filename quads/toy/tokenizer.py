@@ -20,17 +20,22 @@ from quads.data import chain
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, ready for save_pretrained. Raises RuntimeError if the vocabulary did not come out as 43."""
+def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer, ready for save_pretrained; `size` adds words that no text holds, for a model with that many rows.
+
+    Raises RuntimeError if the vocabulary did not come out as long as asked for.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    backend = Tokenizer(models.WordLevel(dict(chain.ID), unk_token=chain.START))
+    wanted = len(chain.SYMBOLS) if size is None else size
+    unused = {f"<unused{i}>": i for i in range(len(chain.SYMBOLS), wanted)}
+    backend = Tokenizer(models.WordLevel(dict(chain.ID) | unused, unk_token=chain.START))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(chain.PATTERN), "isolated")
     backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=chain.END, pad_token=chain.START, unk_token=chain.START
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    if len(tokenizer) != len(chain.SYMBOLS):
-        raise RuntimeError(f"tokenizer has {len(tokenizer)} entries, the vocabulary {len(chain.SYMBOLS)}")
+    if len(tokenizer) != wanted:
+        raise RuntimeError(f"tokenizer has {len(tokenizer)} entries, the vocabulary {wanted}")
     return tokenizer

@@ -1,6 +1,7 @@
-"""Many training runs side by side on one GPU, without Snakemake: the jobs, a scheduler that outlives a call, results.
+"""Many training runs side by side on a few GPUs, without Snakemake: jobs, a scheduler that outlives a call, results.
 
-    gpu_jobs.py ROOT start EXPERIMENT[:ARM,...[:SEED,...]]... [--parity] [--slots N] [--seconds S]
+    gpu_jobs.py ROOT start EXPERIMENT[:ARM,...[:SEED,...]]... [--jobs FILE.json] [--parity] [--slots N] [--gpus N]
+                                                              [--seconds S]
     gpu_jobs.py ROOT wait --seconds S --out DIR      follow it, then pack what is finished
     gpu_jobs.py ROOT stop                            end the scheduler and all its jobs
 
@@ -8,7 +9,10 @@
 of each experiment, then per run training and evaluation. A job whose result exists is skipped, so `start` after a kill
 or on other words goes on where it was; training itself resumes from its checkpoints. A failed job is tried once more;
 when trainings fail four times before any has succeeded, the cause is not the run's own, and the scheduler stops.
-`--seconds`: no training starts after that time.
+`--seconds`: no training starts after that time. `--jobs`: a list of further jobs, {"name", "command", "target", and
+optionally "needs", "gpus", "share", "limit"}, paths relative to ROOT (workflow/scripts/real_size.py writes such lists).
+With several `--gpus` every job sees its own alone; `share` is what it takes of each (a run: 1/slots, so that they
+spread; 1: nobody beside it).
 
 ROOT/results holds what `snakemake` would put under results/, ROOT/log one log per job, state.json and machine.csv
 (seconds, GPU percent, GPU MiB, host MiB in use, load). `wait` writes DIR/results.tar.gz (settings, histories, receipts,
@@ -51,6 +55,9 @@ class Job:
     needs: tuple[Path, ...] = ()
     limit: float = 600.0
     trains: bool = False
+    gpus: int = 1
+    share: float = 0.0  # of each of its GPUs; 0: 1 / slots
+    devices: tuple[int, ...] = ()  # where it runs
     process: subprocess.Popen | None = field(default=None, repr=False)
     began: float = 0.0
     seconds: float = 0.0
@@ -112,7 +119,19 @@ def run_jobs(experiment: Experiment, run: Run, results: Path) -> list[Job]:
     ]
 
 
-def plan(words: list[str], parity: bool, root: Path) -> list[Job]:
+def more_jobs(path: Path | None, root: Path) -> list[Job]:
+    """Jobs of a file. Raises SystemExit naming an unknown key."""
+    known = ("name", "command", "target", "needs", "gpus", "share", "limit")
+    found = []
+    for said in json.loads(path.read_text()) if path else ():
+        if unknown := sorted(set(said) - set(known)):
+            sys.exit(f"{path}: job {said.get('name')} has unknown {unknown}; known: {', '.join(known)}")
+        places = {"target": root / said["target"], "needs": tuple(root / need for need in said.get("needs", ()))}
+        found.append(Job(**{**said, **places}))
+    return found
+
+
+def plan(words: list[str], parity: bool, root: Path, more: Path | None = None) -> list[Job]:
     """All jobs in order of preference."""
     results = root / "results"
     first: dict[Path, Job] = {}
@@ -131,14 +150,14 @@ def plan(words: list[str], parity: bool, root: Path) -> list[Job]:
         first[done] = Job("parity", ["bash", "-c", command], done)
     # Evaluations first: they are short and free a place for good.
     jobs.sort(key=lambda job: job.trains)
-    return [*first.values(), *jobs]
+    return [*first.values(), *more_jobs(more, root), *jobs]
 
 
 class Scheduler:
     """Runs the jobs, at most `slots` at a time; writes log/state.json at every change."""
 
-    def __init__(self, root: Path, jobs: list[Job], slots: int, seconds: float) -> None:
-        self.root, self.jobs, self.slots, self.seconds = root, jobs, slots, seconds
+    def __init__(self, root: Path, jobs: list[Job], slots: int, seconds: float, gpus: int = 1) -> None:
+        self.root, self.jobs, self.slots, self.seconds, self.gpus = root, jobs, slots, seconds, gpus
         self.start = self.last = time.time()
         self.hopeless = False
         for job in jobs:
@@ -174,20 +193,36 @@ class Scheduler:
     def launch(self) -> None:
         """Start at most one job, with some time to the one before it."""
         running = sum(job.process is not None for job in self.jobs)
-        ready = self.startable()
-        if ready and ready[0].trains and not room():
+        if running >= self.slots or time.time() - self.last < SPACING_S:
             return
-        if not ready or running >= self.slots or time.time() - self.last < SPACING_S:
+        # In order; one that finds no room on the GPUs lets smaller ones pass, so a large one waits for a quiet moment.
+        placed = ((job, self.place(job)) for job in self.startable() if not job.trains or room())
+        job, devices = next(((job, at) for job, at in placed if at is not None), (None, ()))
+        if job is None:
             return
-        job = ready[0]
+        job.devices = devices
         job.tries += 1
         self.last = job.began = time.time()
         job.status = "running"
         with self.log(job).open("ab") as log:
             job.process = subprocess.Popen(
-                job.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self.note(f"start {job.name} (try {job.tries}, {running + 1} at once)")
+                job.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=None if self.gpus == 1 else os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
+            )  # fmt: skip
+        where = f", GPU {','.join(map(str, devices))}" if self.gpus > 1 else ""
+        self.note(f"start {job.name} (try {job.tries}, {running + 1} at once{where})")
+
+    def place(self, job: Job) -> tuple[int, ...] | None:
+        """The least used GPUs that have room for the job, or None."""
+        if job.gpus > self.gpus:
+            return None
+        used = dict.fromkeys(range(self.gpus), 0.0)
+        for other in self.jobs:
+            for device in other.devices if other.process is not None else ():
+                used[device] += other.share or 1 / self.slots
+        chosen = sorted(used, key=lambda device: used[device])[: job.gpus]
+        fits = all(used[device] + (job.share or 1 / self.slots) < 1.001 for device in chosen)
+        return tuple(sorted(chosen)) if fits else None
 
     def watch(self, job: Job) -> None:
         """Notice its end; end it when it is over its limit."""
@@ -278,7 +313,7 @@ def start(root: Path, args: argparse.Namespace) -> None:
     """Check the words, then leave a scheduler behind."""
     if alive(root):
         sys.exit("a scheduler is running already: wait for it, or stop it")
-    jobs = plan(args.runs, args.parity, root)
+    jobs = plan(args.runs, args.parity, root, args.jobs)
     (root / "log").mkdir(parents=True, exist_ok=True)
     words = [
         *args.runs,
@@ -287,6 +322,9 @@ def start(root: Path, args: argparse.Namespace) -> None:
         str(args.slots),
         "--seconds",
         str(args.seconds),
+        "--gpus",
+        str(args.gpus),
+        *(["--jobs", str(args.jobs.resolve())] if args.jobs else []),
     ]
     with (root / "log" / "scheduler.log").open("ab") as log:
         child = subprocess.Popen(
@@ -337,6 +375,8 @@ def main() -> int:
         sub.add_argument("--parity", action="store_true", help="the GPU parity tests beside the runs")
         sub.add_argument("--slots", type=int, default=12)
         sub.add_argument("--seconds", type=float, default=3600.0)
+        sub.add_argument("--gpus", type=int, default=1)
+        sub.add_argument("--jobs", type=Path)
     sub = commands.add_parser("wait")
     sub.add_argument("--seconds", type=float, required=True)
     sub.add_argument("--out", type=Path, required=True)
@@ -346,7 +386,7 @@ def main() -> int:
     if args.do == "start":
         start(root, args)
     elif args.do == "schedule":
-        Scheduler(root, plan(args.runs, args.parity, root), args.slots, args.seconds).run()
+        Scheduler(root, plan(args.runs, args.parity, root, args.jobs), args.slots, args.seconds, args.gpus).run()
     elif args.do == "wait":
         return wait(root, args.seconds, args.out)
     elif pid := alive(root):

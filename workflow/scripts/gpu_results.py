@@ -1,6 +1,6 @@
 """What workflow/scripts/gpu_jobs.py shows and sends back of ROOT/results: progress line, table, two archives.
 
-    results.tar.gz   settings, histories, receipts, evaluation tables and the ends of logs, under their paths in ROOT
+    results.tar.gz   settings, histories, receipts, evaluation tables, what lies in results/*/bench, ends of logs
     records.tar.xz   evaluation samples
 
 Contract: reads files that jobs may be writing; what is unfinished is shown as such or left out. Standard library only.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 PACKED = ("run.json", "result.json", "history.jsonl", "receipt.json", "surgery.json", "delta_weight.json")
 LOG_TAIL = 30_000  # bytes
+SMALL = 2_000_000
 
 
 def progress(root: Path) -> str:
@@ -37,6 +38,7 @@ def pack(root: Path, out: Path) -> None:
     small = [p for name in PACKED for p in results.glob(f"*/train/*/{name}")]
     small += results.glob("shared/*/manifest.json")
     small += [p for p in results.glob("*/eval/*/*") if p.suffix in {".json", ".md", ".csv"}]
+    small += [p for p in results.glob("*/bench/**/*") if p.is_file() and p.stat().st_size < SMALL]
     with tarfile.open(out / "results.tar.gz", "w:gz") as archive:
         for path in sorted(set(small)):
             archive.add(path, path.relative_to(root))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,24 @@ def _terminate(signum: int, frame: Any) -> None:
     raise SystemExit(128 + signum)
 
 
-def run_driver(run: Run, paths: RunPaths, on_row: Callable[[dict[str, float]], None], lock: int) -> None:
+def run_driver(
+    run: Run,
+    paths: RunPaths,
+    on_row: Callable[[dict[str, float]], None],
+    lock: int,
+    more_overrides: Sequence[str] = (),
+) -> None:
     """Train `run`; `on_row` gets every history row as soon as verl has logged its step.
 
     `lock` is the descriptor of the checkpoint folder's lock (quads.files.held), which the driver holds too.
+    `more_overrides` are verl's own words after the run's, for benchmarks: what they change is in no hash.
     """
     paths.out.mkdir(parents=True, exist_ok=True)
     attempt = sum(1 for _ in paths.out.glob("verl_metrics.*")) + 1
     metrics = paths.out / f"verl_metrics.{attempt}.jsonl"
     metrics.touch()
     launch, shared = paths.out / "launch.json", environment(run, paths.ray, metrics)
-    said = {"overrides": verl_overrides(run, paths), "environment": shared, "launcher": os.getpid()}
+    said = {"overrides": [*verl_overrides(run, paths), *more_overrides], "environment": shared, "launcher": os.getpid()}
     launch.write_text(json.dumps(said, indent=1))
     log_path = paths.out / "train.log"
     with log_path.open("ab") as log_file:

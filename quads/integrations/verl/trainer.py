@@ -45,6 +45,7 @@ class QuadsTrainer(PPOTrainerSync):
         own = self.config.trainer.v1[TRAINER_MODE]
         self.out, self.decompose_every = Path(own.out), int(own.decompose_every)
         self.stop_on = None if own.stop_on is None else Collapse(**own.stop_on)
+        self.compares = bool(own.get("compare_weights", True))  # only a benchmark of the steps goes without
         super()._setup()
 
     def _build_replay_buffer(self) -> Any:
@@ -87,6 +88,8 @@ class QuadsTrainer(PPOTrainerSync):
         self._compare_weights()
 
     def _compare_weights(self) -> None:
+        if not self.compares:
+            return
         # The call is asynchronous in the worker: its error would be lost if nobody waited for it.
         ray.get(self.actor_rollout_wg.check_engine_weights())
 

@@ -10,6 +10,7 @@
 generate: `batch` prompts of random token ids, exactly `response` tokens each (end tokens are ignored), log-probs of the
 sampled tokens as in training. sync: the whole checkpoint as the trainer sends it (bfloat16, with the RAC masks) through
 quads.integrations.vllm.reload, from tensors that lie on the engine's device: without the transport between processes.
+The first layer's values stand for those of every layer, so that a model of real size need not lie there twice.
 memory_bytes: peak of torch's allocator during the request on a GPU, resident memory of the process after it on a CPU;
 both without the tensors that are kept here to be sent.
 Contract: an engine serves the mode it says (receipt) or the process says why not. "stock" engines are vLLM's own BF16
@@ -23,6 +24,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +36,8 @@ from quads.integrations.vllm.generate import Engine, EngineError, prepare_enviro
 from quads.lifeline import watch_parent
 
 log = logging.getLogger(__name__)
+
+_LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 class BenchEngine(Engine):
@@ -116,18 +120,24 @@ class BenchEngine(Engine):
         seconds = self._end(start)
         return {
             "seconds": seconds,
-            "bytes": self._kept(),
+            "bytes": sum(tensor.nbytes for _, tensor in self.weights),
             "memory_bytes": self._memory(),
         }
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
         import torch
+        from safetensors import safe_open
 
-        from quads.integrations.vllm.reload import file_weights
-
-        for name, tensor in file_weights(self.model):
-            sent = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            yield name, sent.to(self._device())
+        kept: dict[tuple[str, tuple[int, ...]], Any] = {}
+        for path in sorted(self.model.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():
+                    key = (_LAYER.sub(".", name), tuple(file.get_slice(name).get_shape()))
+                    if key not in kept:
+                        tensor = file.get_tensor(name)
+                        sent = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+                        kept[key] = sent.to(self._device())
+                    yield name, kept[key]
 
     def _masks(self) -> Iterator[tuple[str, Any]]:
         """From the file, or random ones of the right size: what they select does not change the work."""
@@ -172,7 +182,7 @@ class BenchEngine(Engine):
         return time.perf_counter() - start
 
     def _kept(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for _, tensor in self.weights)
+        return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in self.weights}.values())
 
     def _memory(self) -> int:
         import torch

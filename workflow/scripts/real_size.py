@@ -1,0 +1,111 @@
+"""The measurements at real size as a list of jobs for gpu_jobs.py: random weights at the shapes of Qwen3-30B-A3B.
+
+    python workflow/scripts/real_size.py ROOT --gpus 2 [--layers 48] [--train-layers 16] [--only NAME ...] > JOBS.json
+    python workflow/scripts/gpu_jobs.py ROOT start --jobs JOBS.json --gpus 2 --seconds S, then `wait` as often as needed
+
+    model        the checkpoint, 61 GB at 48 layers, into --models (default ROOT/models); its first layers for training
+    rollout-*    one GPU: modes side by side with vLLM's own FP8, batch and length, prefill and decode, sync, memory
+    preflight    one GPU, layer-streamed: predicted gaps of every pair, by layer
+    tensor       two GPUs: weights and log-probs under tensor parallelism against one GPU's
+    train-*      all GPUs: five GRPO steps of each arm with FSDP2, by phase, with the gap's decomposition
+
+Resumable: a job whose JSON exists is not repeated. Everything lands in ROOT/results/real_size/bench; the page is made
+by `python -m quads.bench.real_page`. Differs from a Snakemake target in that nothing here is a result of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+CONFIG = "configs/real_size.yaml"
+OUT = "results/real_size/bench"
+# Two engines of 30B fit into one card's memory only beside vLLM's own FP8 (half the bytes); it is in every pair, so
+# that ratios to it are of one run.
+PAIRS = ("bf16", "w4a4", "w4a4+rac:50", "w4a16", "w4a4+rac:100", "w4a4+rac:25", "w4a4+rac:12.5")
+SHAPES = "16x512x64,64x512x64,256x512x64,16x2048x64,64x2048x64"
+FEWER = "16x512x64,64x512x64"
+PROMPTS = "results/real_size/prompts.jsonl"
+ARMS = ("quads", "bf16", "nvfp4_naive", "fp8")
+
+
+def python(*words: object) -> list[str]:
+    return [sys.executable, *map(str, words)]
+
+
+def rollouts(model: Path, root: Path) -> list[dict]:
+    """One job per pair of engines; further shares of RAC at fewer shapes."""
+    jobs = []
+    stock = [("stock", "bf16", "--stock", "bf16,fp8", SHAPES)]
+    own = [(name, name, "--stock", "fp8", FEWER if ":" in name and name != "w4a4+rac:50" else SHAPES) for name in PAIRS]
+    for label, mode, *options, shapes in stock + own:
+        name = f"rollout-{label.replace('+', '-').replace(':', '-')}"
+        target = f"{OUT}/{name}.json"
+        modes = ["--modes", mode] if label != "stock" else ["--modes", "none"]
+        command = python(
+            "-m", "quads.bench.rollout", "--experiment", CONFIG, "--model", model, *modes, *options, "--backend",
+            "triton", "--graphs", "--shapes", shapes, "--rounds", 2, "--together", "--out", root / target,
+        )  # fmt: skip
+        needs = [str(model / "manifest.json")]
+        jobs.append({"name": name, "command": command, "target": target, "needs": needs, "share": 1.0, "limit": 400.0})
+    return jobs
+
+
+def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) -> list[dict]:
+    """All jobs, in the order in which they matter."""
+    big, small, data = models / f"layers{layers}", models / f"layers{train_layers}", root / "results/real_size/data"
+    make = ["-m", "quads.bench.real_model", "--experiment", CONFIG]
+    jobs = [
+        {"name": "data", "command": python("-m", "quads.prepare", "--experiment", CONFIG, "--out", data),
+         "target": f"{data}/manifest.json", "gpus": 0},
+        {"name": "model", "command": python(*make, "--layers", layers, "--out", big),
+         "target": f"{big}/manifest.json", "share": 0.5},
+        {"name": "model-train",
+         "command": python(*make, "--layers", train_layers, "--first-of", big, "--out", small),
+         "target": f"{small}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0},
+        *rollouts(big, root)[:4],
+    ]  # fmt: skip
+    for arm in ARMS:
+        target = f"{OUT}/train-{arm}.json"
+        compare = ["--compare-weights"] if arm == "quads" else []
+        command = python(
+            "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", small, "--data", data,
+            "--out", root / target, "--set", f"runtime.gpus_per_node={gpus}", *compare,
+        )  # fmt: skip
+        needs = [f"{small}/manifest.json", f"{data}/manifest.json"]
+        jobs.append({"name": f"train-{arm}", "command": command, "target": target, "needs": needs, "gpus": gpus,
+                     "share": 1.0, "limit": 600.0})  # fmt: skip
+    command = python(
+        "-m", "quads.preflight", big, "--prompts", root / PROMPTS, "--device", "cuda", "--generate", 64, "--sequences",
+        16, "--out", root / OUT / "preflight",
+    )  # fmt: skip
+    jobs.append({"name": "preflight", "command": command, "target": f"{OUT}/preflight/preflight.json",
+                 "needs": [f"{big}/manifest.json"], "share": 1.0, "limit": 400.0})  # fmt: skip
+    return [*jobs, *rollouts(big, root)[4:]]
+
+
+def main() -> None:
+    """Print the list."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--train-layers", type=int, default=16)
+    parser.add_argument("--models", type=Path, help="folder for the checkpoints; default ROOT/models")
+    parser.add_argument("--only", nargs="+", help="beginnings of job names")
+    args = parser.parse_args()
+    root = args.root.resolve()
+    models = (args.models or root / "models").resolve()
+    jobs = plan(root, models, args.gpus, args.layers, args.train_layers)
+    prompts = [{"prompt": f"^{i % 10}+{i // 10}*2-7+{i % 7}*3="} for i in range(16)]
+    (root / PROMPTS).parent.mkdir(parents=True, exist_ok=True)
+    (root / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    if args.only:
+        jobs = [job for job in jobs if job["name"].startswith(tuple(args.only))]
+    print(json.dumps(jobs, indent=1))
+
+
+if __name__ == "__main__":
+    main()
