@@ -129,3 +129,56 @@ def test_what_comes_back(tmp_path):
         assert archive.getnames() == ["results/toy_gpu/eval/bf16-seed0-abc-def/own.jsonl"]
     line = gpu_results.table(tmp_path).splitlines()[1].split()
     assert line == ["toy_gpu/bf16-seed0-abc", "2", "0.500", "0.875", "0.900", "-", "0.5000", "4.00", "0"]
+
+
+def seen(root: Path, name: str) -> str:
+    """Code that notes the GPUs which a job sees, and when it was there."""
+    return (
+        f"import os, time; a = time.time(); time.sleep(0.3); open({str(root / 'seen.txt')!r}, 'a').write("
+        f"'{name} ' + repr(os.environ['CUDA_VISIBLE_DEVICES']) + ' ' + str(a) + ' ' + str(time.time()) + chr(10))"
+    )
+
+
+def test_jobs_spread_over_gpus_and_exclusive_ones_are_alone(tmp_path):
+    shares = {"run0": {}, "run1": {}, "alone": {"share": 1.0}, "both": {"gpus": 2, "share": 1.0}, "none": {"gpus": 0}}
+    jobs = [job(tmp_path, name, seen(tmp_path, name), **more) for name, more in shares.items()]
+    (tmp_path / "log").mkdir()
+    gpu_jobs.Scheduler(tmp_path, jobs, 4, 60.0, gpus=2).run()
+    rows = [line.split() for line in (tmp_path / "seen.txt").read_text().splitlines()]
+    at = {name: (devices.strip("'"), float(a), float(b)) for name, devices, a, b in rows}
+    assert {at["run0"][0], at["run1"][0]} == {"0", "1"}
+    assert at["both"][0] == "0,1" and at["none"][0] == ""
+    for name in ("alone", "both"):
+        mine, start, end = at[name]
+        for other, (devices, a, b) in at.items():
+            shared = set(mine.split(",")) & set(devices.split(",")) - {""}
+            assert other == name or not shared or b <= start or a >= end, (name, other)
+
+
+def test_more_gpus_than_there_are_is_left_out_and_one_gpu_is_not_hidden(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    one, two = job(tmp_path, "one", seen(tmp_path, "one")), job(tmp_path, "two", gpus=2)
+    assert schedule(tmp_path, [two, one]) == ["one"]
+    assert two.status == "left out" and "'7'" in (tmp_path / "seen.txt").read_text()
+
+
+def test_jobs_of_a_file(tmp_path):
+    listed = tmp_path / "jobs.json"
+    listed.write_text(json.dumps([{"name": "a", "command": ["true"], "target": "x/y.json", "needs": ["z"], "gpus": 2}]))
+    [found] = gpu_jobs.more_jobs(listed, tmp_path)
+    assert (found.target, found.needs, found.gpus) == (tmp_path / "x/y.json", (tmp_path / "z",), 2)
+    listed.write_text(json.dumps([{"name": "a", "command": ["true"], "target": "x", "gpu": 2}]))
+    with pytest.raises(SystemExit, match="unknown \\['gpu'\\]; known: name, command"):
+        gpu_jobs.more_jobs(listed, tmp_path)
+
+
+def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
+    import real_size
+
+    listed = tmp_path / "jobs.json"
+    listed.write_text(json.dumps(real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16)))
+    jobs = gpu_jobs.more_jobs(listed, tmp_path)
+    targets = {j.target for j in jobs}
+    assert len(targets) == len(jobs) > 10
+    assert {need for j in jobs for need in j.needs} <= targets
+    assert all(j.gpus == 2 for j in jobs if j.name.startswith("train-"))
