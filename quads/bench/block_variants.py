@@ -48,6 +48,7 @@ KERNELS = {
     "paired, 2 warps, 4 x 2048": Fused(True, tile=2048, repeat=4, blocks=64, warps=2),
 }
 IDLE_SMS = (0, 8, 16, 24)
+IDLE_SMS_APART = (0, 16)
 SHAPES = {
     "W13": (block.EXPERTS, 2 * block.F, block.D),
     "W2": (block.EXPERTS, block.D, block.F),
@@ -85,7 +86,8 @@ def kernel_rows(repeats: int) -> list[Measured]:
         cases = [copy_case("copy", [w], [y])]
         for kind, fused in KERNELS.items():
             gate = check(quantize, lambda expected=expected: expected, "values")
-            cases.append(Case(kind, under(fused, None, quantize), 4 * w.numel(), check=under(fused, None, gate)))
+            run, gate = under(fused, None, quantize), under(fused, None, gate)
+            cases.append(Case(kind, run, 4 * w.numel(), check=gate, config=fused._asdict()))
         found += measure(f"QDQ {name}", cases, 1, repeats)
         del w, y, expected, cases
         torch.cuda.empty_cache()
@@ -106,7 +108,8 @@ def block_variants(kernel: str) -> dict[str, tuple[Fused, int | None]]:
     variants: dict[str, tuple[Fused, int | None]] = {"tree": (weight.FUSED, grouped.BESIDE)}
     for name in dict.fromkeys(("apart", kernel)):
         variants[name] = (KERNELS[name], None)
-        variants |= {f"{name} + W2 beside, {idle} SMs": (KERNELS[name], idle) for idle in IDLE_SMS}
+        choices = IDLE_SMS if name == kernel else IDLE_SMS_APART
+        variants |= {f"{name} + W2 beside, {idle} SMs": (KERNELS[name], idle) for idle in choices}
     # The tree is one of them: time it once.
     tree = variants.pop("tree")
     return {f"{name} (tree)" if settings == tree else name: settings for name, settings in variants.items()}
@@ -126,7 +129,8 @@ def block_rows(kernel: str, repeats: int) -> list[Measured]:
     cases = [Case("without QAT, grouped", plain, flops=block.FLOPS)]
     for name, settings in block_variants(kernel).items():
         gate = under(*settings, lambda: block.check(operands, holder))
-        cases.append(Case(f"with QAT: {name}", under(*settings, step), flops=block.FLOPS, check=gate))
+        config = settings[0]._asdict() | {"beside": settings[1]}
+        cases.append(Case(f"with QAT: {name}", under(*settings, step), flops=block.FLOPS, check=gate, config=config))
     return measure(block.GROUP, cases, 1, repeats)
 
 

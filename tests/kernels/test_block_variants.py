@@ -43,5 +43,6 @@ def test_the_fastest_kernel_is_exact_on_both_weights() -> None:
 
 def test_the_tree_is_timed_once_and_marked() -> None:
     found = block_variants.block_variants("paired")
-    assert len(found) == len(set(found.values())) == 2 * (1 + len(block_variants.IDLE_SMS))
+    idle = len(block_variants.IDLE_SMS) + len(block_variants.IDLE_SMS_APART)
+    assert len(found) == len(set(found.values())) == 2 + idle
     assert [settings for name, settings in found.items() if name.endswith("(tree)")] == [(weight.FUSED, grouped.BESIDE)]
