@@ -253,6 +253,14 @@ class Runtime(Frozen):
         description="quantize the trainer's weights once per optimizer step; takes one unsharded copy of them in "
         "compute_dtype per process. verify: recompute at every use and stop when it differs",
     )
+    rollout_backend: Literal["reference", "triton", "native"] = Field(
+        "reference",
+        description="rollout engine's products: torch in float32, the definition; Triton kernels that emulate on BF16 "
+        "units; or FP4 units. They add in different orders, so the choice can change a result",
+    )
+    rollout_graphs: bool = Field(
+        False, description="the engine captures decode steps in CUDA graphs; needs a backend that is not reference"
+    )
     memory_gib: float = Field(5.0, gt=0, description="what one training job may take; the scheduler packs by it")
 
     @field_validator("weight_cache", mode="before")
@@ -268,6 +276,22 @@ class Runtime(Frozen):
         if self.trainer_experts == "grouped" and self.compute_dtype != "bfloat16":
             raise ValueError(
                 f"runtime.trainer_experts=grouped multiplies bfloat16, compute_dtype is {self.compute_dtype}; use loop"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rollout_kernels(self) -> Self:
+        backend = self.rollout_backend
+        if backend != "reference" and self.device == "cpu":
+            raise ValueError(f"runtime.rollout_backend={backend} needs runtime.device=cuda; use reference on CPU")
+        if backend != "reference" and self.engine_dtype != "bfloat16":
+            raise ValueError(
+                f"runtime.rollout_backend={backend} serves bfloat16, engine_dtype is {self.engine_dtype}; use reference"
+            )
+        if self.rollout_graphs and backend == "reference":
+            raise ValueError(
+                "runtime.rollout_graphs=true needs rollout_backend: triton or native: reference reads values on the "
+                "host, which a captured graph would not repeat"
             )
         return self
 

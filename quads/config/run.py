@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from quads.config.arms import Arm, Frozen
+from quads.config.arms import Arm, Frozen, RolloutPrecision
 from quads.config.diagnostics import Collapse
+from quads.config.errors import ConfigError
 from quads.config.experiment import Data, Experiment, Grpo, Model, Runtime, Warmup
 
 # Fields of a run that change how it is shown, scheduled or saved, never what it computes: they are not in its hash.
@@ -25,6 +26,9 @@ COSMETIC: dict[str, set[str]] = {
     # trainer_backend and weight_cache: equal bits whatever they say (tests/layers, tests/kernels); trainer_experts not.
     "runtime": {"memory_gib", "object_store_mib", "trainer_backend", "weight_cache"},
 }
+
+# Runtime fields that came after results existed: in a hash only when they say other than what was always done.
+LATER = ("rollout_backend", "rollout_graphs")
 
 
 class Run(Frozen):
@@ -46,12 +50,34 @@ class Run(Frozen):
         return f"{self.arm.name}-seed{self.seed}-{config_hash(self)}"
 
 
+def not_capturable(rollout: RolloutPrecision) -> str | None:
+    """Why no backend's layers of this mode can be captured in a CUDA graph, or None.
+
+    The rule of quads.kernels.backend.graph_safe without torch (a test holds them equal); the engine asks that one.
+    """
+    if rollout.activation == "fp8":
+        return "no kernel quantizes fp8 activations"
+    if rollout.rac is not None and rollout.rac.mask == "batch":
+        return "a batch mask needs the scores of all rows first"
+    if rollout.rac is not None and rollout.rac.mask == "token" and rollout.rac.granularity != "block16":
+        return "no kernel selects a token mask by channel"
+    return None
+
+
+def _at_default(runtime: Runtime) -> set[str]:
+    return {name for name in LATER if getattr(runtime, name) == Runtime.model_fields[name].default}
+
+
 def canonical_json(model: BaseModel) -> str:
     """The model as JSON with sorted keys: configs that compute the same give the same text."""
-    exclude: dict[str, Any] | None = None
+    exclude: Any = None
     if isinstance(model, Run):
+        exclude = {**COSMETIC, "runtime": COSMETIC["runtime"] | _at_default(model.runtime)}
         # Unless it may stop the run, the detector only says what it saw.
-        exclude = COSMETIC if model.grpo.stop_on_collapse else {**COSMETIC, "collapse": True}
+        if not model.grpo.stop_on_collapse:
+            exclude["collapse"] = True
+    elif isinstance(model, Runtime):
+        exclude = _at_default(model)
     return json.dumps(model.model_dump(mode="json", exclude=exclude), sort_keys=True, separators=(",", ":"))
 
 
@@ -69,7 +95,13 @@ def model_hash(config: Run | Experiment) -> str:
 
 
 def resolve_run(experiment: Experiment, arm: Arm, seed: int) -> Run:
-    """The run of `arm` with `seed` under `experiment`."""
+    """The run of `arm` with `seed` under `experiment`. ConfigError for graphs with an arm that cannot be captured."""
+    reason = not_capturable(arm.rollout) if experiment.runtime.rollout_graphs else None
+    if reason:
+        raise ConfigError(
+            f"runtime.rollout_graphs=true, but arm {arm.name} (mode {arm.rollout.mode}) cannot be captured: {reason}; "
+            "set it to false or leave the arm out"
+        )
     return Run(
         arm=arm,
         seed=seed,

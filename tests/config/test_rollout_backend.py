@@ -1,0 +1,73 @@
+"""Backend and CUDA graphs of the rollout engine: refused early, and in a run's hash only when they are not the default."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from quads.config import ConfigError, canonical_json, config_hash, load_arm, load_experiment, resolve_run
+from quads.config.arms import Rac, RolloutPrecision
+from quads.config.experiment import Runtime
+from quads.config.run import not_capturable
+from quads.kernels.backend import graph_safe
+from quads.rollout.mode import BACKENDS, RolloutMode
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rollout_backend": "triton"}, r"rollout_backend=triton needs runtime\.device=cuda"),
+        ({"rollout_backend": "native"}, r"rollout_backend=native needs runtime\.device=cuda"),
+        ({"rollout_backend": "triton", "device": "cuda", "engine_dtype": "float32"}, "engine_dtype is float32"),
+        ({"rollout_graphs": True, "device": "cuda"}, "rollout_backend: triton or native"),
+        ({"rollout_backend": "cutlass"}, "'reference', 'triton' or 'native'"),
+    ],
+)
+def test_what_cannot_run_is_refused(fields, said):
+    with pytest.raises(ValidationError, match=said):
+        Runtime(**fields)
+
+
+def test_what_can_run_is_accepted():
+    assert Runtime(device="cuda", rollout_backend="triton", rollout_graphs=True).rollout_graphs
+    assert Runtime.model_fields["rollout_backend"].annotation.__args__ == BACKENDS
+
+
+def modes():
+    pairs = [("bf16", "bf16"), ("fp8", "fp8"), ("nvfp4", "bf16"), ("nvfp4", "nvfp4")]
+    plain = [RolloutPrecision(weight=w, activation=a) for w, a in pairs]
+    racs = [Rac(mask=mask, granularity=g) for mask in ("static", "batch", "token") for g in ("block16", "channel")]
+    return plain + [RolloutPrecision(weight="nvfp4", activation="nvfp4", rac=rac) for rac in racs]
+
+
+@pytest.mark.parametrize("rollout", modes(), ids=lambda r: f"{r.mode} {r.rac}")
+def test_the_rule_without_torch_is_the_engines_rule(rollout):
+    mode = RolloutMode.from_dict(rollout.model_dump(mode="json"))
+    safe, _ = graph_safe("triton", mode.activation, mode.rac)
+    assert (not_capturable(rollout) is None) == safe
+
+
+def run_of(arm="quads", **runtime):
+    experiment = load_experiment("toy", CONFIGS)
+    changed = experiment.runtime.model_copy(update={"device": "cuda"} | runtime)
+    return resolve_run(experiment.model_copy(update={"runtime": changed}), load_arm(arm, CONFIGS), 0)
+
+
+def test_graphs_with_an_arm_that_cannot_be_captured():
+    with pytest.raises(ConfigError, match=r"arm fp8 \(mode fp8\) cannot be captured: no kernel quantizes fp8"):
+        run_of("fp8", rollout_backend="triton", rollout_graphs=True)
+    assert run_of("bf16", rollout_backend="triton", rollout_graphs=True).runtime.rollout_graphs
+
+
+def test_only_other_values_than_the_defaults_are_in_the_hash():
+    ids = {run_of(**r).id for r in ({}, {"rollout_backend": "reference", "rollout_graphs": False})}
+    assert len(ids) == 1
+    ids |= {run_of(rollout_backend="triton").id, run_of(rollout_backend="triton", rollout_graphs=True).id}
+    assert len(ids) == 3
+    # The hash of an experiment's runtime alone names the folder of its diagnostics.
+    assert "rollout_" not in canonical_json(Runtime())
+    assert json.loads(canonical_json(run_of(rollout_backend="triton")))["runtime"]["rollout_backend"] == "triton"
+    assert config_hash(Runtime(device="cuda")) != config_hash(Runtime(device="cuda", rollout_backend="triton"))
