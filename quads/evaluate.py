@@ -157,7 +157,7 @@ class Job:
     ) -> dict[str, Any]:
         """Complete one engine's samples; what generation.json says of it."""
         evaluation, runtime = self.experiment.evaluation, self.experiment.runtime
-        quantization, mode = engine_mode(name, self.arm, masks)
+        quantization, mode = engine_mode(name, self.arm, masks, runtime.rollout_backend)
         conditions = {
             "model": weights,
             "mode": mode,
@@ -165,7 +165,7 @@ class Job:
             "quantization": {k: v for k, v in quantization.items() if k != "rac_masks"},
             "sampling": {k: getattr(evaluation, k) for k in ("temperature", "top_p", "seed")},
             "max_tokens": self.max_tokens,
-            "runtime": {"device": runtime.device, "dtype": runtime.engine_dtype},
+            "runtime": {"device": runtime.device, "dtype": runtime.engine_dtype, "graphs": runtime.rollout_graphs},
             "versions": {name: version(name) for name in PACKAGES},
             # an edit to the plugin or its numerics makes other samples under the same settings
             "code": code_hash("quads.integrations.vllm", "quads.rollout"),
@@ -206,7 +206,7 @@ class Job:
         return target.name
 
 
-def engine_mode(name: str, arm: Arm, masks: Path | None) -> tuple[dict[str, Any], str]:
+def engine_mode(name: str, arm: Arm, masks: Path | None, backend: str = "reference") -> tuple[dict[str, Any], str]:
     """quantization_config (without receipt) and mode of the engine `name` (own or bf16) for this arm."""
     from quads.rollout.mode import RolloutMode  # imports torch: only after prepare_environment
 
@@ -218,7 +218,7 @@ def engine_mode(name: str, arm: Arm, masks: Path | None) -> tuple[dict[str, Any]
             f"arm {arm.name} needs static RAC masks, but its training result names {masks}: train it again"
         )
     chosen = str(masks) if mode.needs_masks else None
-    return mode.to_quantization_config(rac_masks=chosen, skip=arm.keep_high_precision), mode.name
+    return mode.to_quantization_config(chosen, arm.keep_high_precision, backend=backend), mode.name
 
 
 def file_sha256(path: Path) -> str:

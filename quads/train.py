@@ -41,6 +41,7 @@ from quads.integrations.verl.checkpoints import claim, is_complete
 from quads.integrations.verl.history import history_row, merge
 from quads.integrations.verl.launch import MetricsTail, RaySession, TrainingError, run_driver
 from quads.integrations.verl.overrides import RunPaths
+from quads.integrations.vllm.execution import mismatch
 from quads.lifeline import watch_parents
 from quads.provenance import code_hash, commit, hardware, training_roots, versions
 
@@ -158,12 +159,14 @@ def check_history(path: Path, steps: int) -> list[dict[str, float]]:
 
 
 def check_receipt(run: Run, path: Path) -> dict[str, Any]:
-    """The plugin's receipt. Raises TrainingError if it is missing or of another mode."""
+    """The plugin's receipt. Raises TrainingError if it is missing, of another mode or of another backend."""
     if not path.exists():
         raise TrainingError(f"{path} is missing: the vLLM plugin `quads` was not loaded by the rollout engine")
     receipt: dict[str, Any] = json.loads(path.read_text())
     if receipt["mode"] != run.arm.rollout.mode:
         raise TrainingError(f"{path}: engine mode {receipt['mode']!r}, the arm asks for {run.arm.rollout.mode!r}")
+    if wrong := mismatch(receipt, run.runtime):
+        raise TrainingError(f"{path}: {wrong}")
     return receipt
 
 
@@ -232,7 +235,7 @@ def train(run: Run, paths: RunPaths, lock: int) -> dict[str, Any]:
         "rac_masks": str(masks) if masks.exists() else None,
         "old_log_probs": run.arm.correction.old_log_probs,
         "seconds": {"wall_last_attempt": time.time() - started, "steps": sum(r.get("seconds", 0.0) for r in rows)},
-        "receipt": {k: receipt[k] for k in ("mode", "backend", "execution", "counts") if k in receipt},
+        "receipt": {k: receipt[k] for k in ("mode", "backend", "execution", "backend_check", "counts") if k in receipt},
         "delta_weight": check_delta_weight(run, paths.out / "delta_weight.json"),
         "hardware": hardware(),
         "versions": versions(*PACKAGES),

@@ -1,5 +1,6 @@
 """Run -> overrides: golden values per arm, and verl's own config accepts every key (composed for real)."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,26 @@ def test_masks_arrive_by_sync_only_for_static_rac():
     assert {n for n, c in by_arm.items() if c["rac_masks"] == "sync"} == {"quads", "rac_only"}
 
 
+def graphs_run(**runtime: object):
+    experiment = load_experiment("toy")
+    gpu = {"device": "cuda", "rollout_backend": "triton", "rollout_graphs": True, "max_sequences": 96}
+    changed = experiment.runtime.model_copy(update=gpu | runtime)
+    return resolve_run(experiment.model_copy(update={"runtime": changed}), load_arm("quads"), 7)
+
+
+def test_backend_and_graphs_reach_the_engine():
+    plain = dict(o.split("=", 1) for o in verl_overrides(graphs_run(rollout_graphs=False), PATHS))
+    graphs = dict(o.split("=", 1) for o in verl_overrides(graphs_run(), PATHS))
+    kwargs, eager = "+actor_rollout_ref.rollout.engine_kwargs.vllm", "actor_rollout_ref.rollout.enforce_eager"
+    assert 'backend:"triton"' in plain[f"{kwargs}.hf_overrides"]
+    assert (plain[eager], graphs[eager]) == ("true", "false")
+    assert f"{kwargs}.compilation_config" not in plain
+    compilation = json.loads(json.loads(graphs[f"{kwargs}.compilation_config"]))
+    assert compilation["mode"] == 0 and compilation["cudagraph_mode"] == "FULL_DECODE_ONLY"
+    assert compilation["cudagraph_capture_sizes"][-1] == 96
+    assert 'backend:"reference"' in overrides("quads")[f"{kwargs}.hf_overrides"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -93,3 +114,18 @@ def test_verl_composes_every_arm():
         assert (plugin.weight, plugin.activation) == (arm.rollout.weight, arm.rollout.activation)
         assert config.actor_rollout_ref.quads.weight == arm.trainer.weight
         assert config.algorithm.rollout_correction.bypass_mode == (arm.correction.old_log_probs == "rollout")
+
+
+@pytest.mark.stack
+def test_verl_hands_graphs_to_vllm_as_written():
+    """Through Hydra, and parsed as verl does; vLLM's own class takes the values."""
+    from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+
+    from quads.integrations.verl.main import compose
+
+    rollout = compose(verl_overrides(graphs_run(), PATHS)).actor_rollout_ref.rollout
+    assert rollout.enforce_eager is False
+    parsed = json.loads(rollout.engine_kwargs.vllm.compilation_config)
+    config = CompilationConfig(**parsed)
+    assert (config.mode, config.cudagraph_mode) == (CompilationMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY)
+    assert config.cudagraph_capture_sizes == parsed["cudagraph_capture_sizes"]

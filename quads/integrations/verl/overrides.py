@@ -9,6 +9,8 @@ Traps paid for:
 - verl's dual clip defaults to 3.0 in the actor config; null here means off and is passed as a bound never reached.
 - distributed_executor_backend=uni needs VLLM_ENABLE_V1_MULTIPROCESSING=0 (set by the session), else vLLM's CPU
   platform turns it back into mp.
+- enforce_eager=false alone compiles with Inductor, and verl sets cudagraph_mode to FULL_AND_PIECEWISE unless
+  compilation_config says otherwise: quads.integrations.vllm.execution says it.
 - kv_cache_memory_bytes is overridden by VLLM_CPU_KVCACHE_SPACE: the session leaves that variable unset.
 """
 
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import Run
+from quads.integrations.vllm.execution import capture_sizes, execution_arguments
 from quads.rollout.mode import RolloutMode
 
 DUAL_CLIP_OFF = 1.0e9
@@ -60,6 +63,7 @@ def quantization_config(run: Run, receipt: Path | None) -> dict[str, Any]:
         rac_masks="sync" if mode.needs_masks else None,
         skip=run.arm.keep_high_precision,
         receipt=None if receipt is None else str(receipt),
+        backend=run.runtime.rollout_backend,
     )
 
 
@@ -141,6 +145,7 @@ def _actor(run: Run) -> dict[str, Any]:
 def _rollout(run: Run, paths: RunPaths) -> dict[str, Any]:
     grpo, runtime, rollout = run.grpo, run.runtime, "actor_rollout_ref.rollout"
     inline = runtime.agent_loop == "inline"
+    execution = execution_arguments(runtime.rollout_graphs, capture_sizes(runtime.max_sequences))
     values: dict[str, Any] = {
         f"{rollout}.name": "vllm",
         f"{rollout}.n": grpo.samples_per_prompt,
@@ -152,7 +157,7 @@ def _rollout(run: Run, paths: RunPaths) -> dict[str, Any]:
         f"{rollout}.dtype": runtime.engine_dtype,
         f"{rollout}.free_cache_engine": runtime.sleep,
         f"+{rollout}.enable_sleep_mode": runtime.sleep,
-        f"{rollout}.enforce_eager": True,
+        f"{rollout}.enforce_eager": execution["enforce_eager"],
         f"{rollout}.enable_prefix_caching": False,
         f"{rollout}.gpu_memory_utilization": runtime.gpu_memory_utilization,
         f"{rollout}.max_model_len": grpo.max_prompt_tokens + grpo.max_response_tokens,
@@ -175,6 +180,9 @@ def _rollout(run: Run, paths: RunPaths) -> dict[str, Any]:
     values[f"{engine}.hf_overrides"] = {"quantization_config": quantization_config(run, paths.out / "receipt.json")}
     values[f"{engine}.kv_cache_memory_bytes"] = runtime.kv_cache_mib * 2**20
     values[f"{engine}.distributed_executor_backend"] = "uni"
+    if "compilation_config" in execution:
+        # As text: verl reads text or a plain dict here, and Hydra would make the dict one of its own.
+        values[f"{engine}.compilation_config"] = json.dumps(execution["compilation_config"])
     if runtime.attention_backend is not None:
         values[f"{engine}.attention_backend"] = runtime.attention_backend
     if inline:

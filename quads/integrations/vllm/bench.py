@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
+def _runtime(said: dict[str, Any]) -> Runtime:
+    """The experiment's, with the benchmark's own backend and graphs; the plugin refuses what cannot run."""
+    own = {"rollout_backend": said["quantization"].get("backend", "reference"), "rollout_graphs": said["graphs"]}
+    return Runtime(**said["runtime"]).model_copy(update=own)
+
+
 class BenchEngine(Engine):
     """An engine that is timed; `said` is its description as plain values."""
 
@@ -51,7 +57,7 @@ class BenchEngine(Engine):
             said["quantization"],
             mode=said["mode"],
             receipt=Path(said["receipt"]),
-            runtime=Runtime(**said["runtime"]),
+            runtime=_runtime(said),
             sampling=Evaluation(),
             max_tokens=said["max_tokens"],
             max_model_len=said["max_model_len"],
@@ -61,14 +67,13 @@ class BenchEngine(Engine):
         arguments = super()._arguments() | {"skip_tokenizer_init": True}
         # Only times are read here, so positions beyond those of the checkpoint are allowed.
         arguments["hf_overrides"] = {**arguments["hf_overrides"], **self.said["overrides"]}
-        if self.said["graphs"]:
-            sizes = sorted(self.said["batches"])
-            arguments["enforce_eager"] = False
-            arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": sizes}
         if self.said["stock"]:
             del arguments["hf_overrides"]["quantization_config"]
             arguments["quantization"] = {"bf16": None, "fp8": "fp8"}[self.mode]
         return arguments
+
+    def _graph_sizes(self) -> list[int]:
+        return list(self.said["batches"])
 
     def __enter__(self) -> Self:
         if not self.said["stock"]:

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from quads.config import Evaluation, Runtime
 from quads.evaluation.sampling import Sample
+from quads.integrations.vllm.execution import capture_sizes, execution_arguments, mismatch
 from quads.rollout.device import GPU
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,8 @@ def check_receipt(path: Path, mode: str) -> dict[str, Any]:
 class Engine:
     """One vLLM engine in one rollout mode; a context manager.
 
-    `quantization` is the dict of quads.rollout.mode, without `receipt`, which is added here. `max_tokens` bounds the
-    response; `max_model_len` prompt plus response.
+    `quantization` is the dict of quads.rollout.mode without `receipt` and `backend`: the first is added here, the other
+    is runtime.rollout_backend. `max_tokens` bounds the response; `max_model_len` prompt plus response.
     """
 
     def __init__(
@@ -106,7 +107,11 @@ class Engine:
         self.model, self.mode, self.receipt_path = model, mode, receipt
         self.runtime, self.sampling = runtime, sampling
         self.max_tokens, self.max_model_len = max_tokens, max_model_len
-        self.quantization = {**quantization, "receipt": str(receipt.resolve())}
+        self.quantization = {
+            **quantization,
+            "receipt": str(receipt.resolve()),
+            "backend": runtime.rollout_backend,
+        }
         self.receipt: dict[str, Any] = {}
         self._llm: Any = None
 
@@ -122,10 +127,10 @@ class Engine:
             "max_num_seqs": runtime.max_sequences,
             # chunked prefill splits prompts otherwise, and a floor below max_num_seqs is refused
             "max_num_batched_tokens": max(runtime.max_batched_tokens, runtime.max_sequences),
-            "enforce_eager": True,
             "enable_prefix_caching": False,
             "disable_log_stats": True,
             "seed": self.sampling.seed,
+            **execution_arguments(runtime.rollout_graphs, self._graph_sizes()),
         }
         # Stated in bytes, as in training: by default vLLM takes a share of all memory of the machine, and on a GPU that
         # others use it measures that share while they allocate, which it then takes for an error of its own.
@@ -136,6 +141,9 @@ class Engine:
             arguments["attention_backend"] = runtime.attention_backend
         return arguments
 
+    def _graph_sizes(self) -> list[int]:
+        return capture_sizes(self.runtime.max_sequences)
+
     def __enter__(self) -> Self:
         prepare_environment(self.runtime)
         from vllm import LLM
@@ -145,6 +153,8 @@ class Engine:
         self._llm = LLM(**self._arguments())
         try:
             self.receipt = check_receipt(self.receipt_path, self.mode)
+            if wrong := mismatch(self.receipt, self.runtime):
+                raise EngineError(f"{wrong} (receipt {self.receipt_path})")
         except EngineError:
             self._shutdown()
             raise

@@ -6,7 +6,8 @@
     compare(trainer weights)   element by element against what the engine multiplies with
 
 Contract: as quads.integrations.vllm.generate.Engine; sampling is at temperature 1 and top_p 1, so that the log-probs
-are those of the sampling distribution. Natural logarithms.
+are those of the sampling distribution. Natural logarithms. Always eager; the experiment's backend with bfloat16, the
+reference, which alone has it, with float32.
 Differs from vLLM's own return of routed experts, which needs model runner V2 and is refused without it: here the
 plugin's expert layers are listened to, in the process that holds the model.
 """
@@ -18,9 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quads.config import Evaluation, Experiment
+from quads.config import Evaluation, Experiment, Runtime
 from quads.integrations.vllm.generate import Engine, EngineError
 from quads.rollout.mode import RolloutMode
+
+
+def _scoring(runtime: Runtime, dtype: str) -> dict[str, Any]:
+    # Graphs replay without Python, so nothing could be listened to. A float32 engine is the definition.
+    backend = runtime.rollout_backend if dtype == "bfloat16" else "reference"
+    return {"engine_dtype": dtype, "rollout_graphs": False, "rollout_backend": backend}
 
 
 class ScoringEngine(Engine):
@@ -44,7 +51,7 @@ class ScoringEngine(Engine):
             mode.to_quantization_config(str(masks) if mode.needs_masks else None, tuple(skip)),
             mode=mode.name,
             receipt=receipt,
-            runtime=experiment.runtime.model_copy(update={"engine_dtype": dtype}),
+            runtime=experiment.runtime.model_copy(update=_scoring(experiment.runtime, dtype)),
             sampling=Evaluation(temperature=1.0, top_p=1.0, seed=seed),
             max_tokens=grpo.max_response_tokens,
             # one more than a full response: scoring draws one token that nobody reads
