@@ -1,4 +1,4 @@
-"""Backend and CUDA graphs of the rollout engine: refused early, and in a run's hash only when they are not the default."""
+"""Backend and CUDA graphs of the rollout engine: refused early, in a run's hash only when not the default."""
 
 import json
 from pathlib import Path

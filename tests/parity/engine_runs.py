@@ -76,6 +76,7 @@ def start(model: str, mode: RolloutMode, dtype: str, masks: str | None = None, r
         enforce_eager=True,
         kv_cache_memory_bytes=16 << 20,
         enable_prefix_caching=False,
+        async_scheduling=False,  # else a step's error is lost behind that of the sampling it left without input
         disable_log_stats=True,
         quantization="quads",
         hf_overrides={"quantization_config": config},

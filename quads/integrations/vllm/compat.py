@@ -19,6 +19,8 @@
    symptom  static RAC masks arrive with the first weight update, but vLLM runs the model before that
    cause    profiling and warm-up call the same forward; some warm-ups carry attention metadata like real requests
    safety   wraps compile_or_warm_up_model of the worker classes, sets a flag while the original runs
+   TRAP     vLLM's CPU worker is imported on the CPU platform only: on import it replaces CUDA's events, streams,
+            synchronisation and host-to-device copies by stand-ins, in the whole process, whatever runs there
    window   0.26 to 0.32
 5. Nothing runs in a layer when a captured graph is replayed (patch `check_before_steps`)
    symptom  with CUDA graphs an engine without its static RAC masks would serve uncompensated, without a word
@@ -33,20 +35,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.quantization.online import fp8 as _online_fp8
-
-logger = logging.getLogger(__name__)
+from vllm.platforms import current_platform
 
 # Item 1 of the module docstring.
 OnlineLinearBase = getattr(_online_fp8, "OnlineLinearBase", None) or _online_fp8._Fp8OnlineLinearBase
 
 _MARK = "_quads_patch"
-_WORKERS = (("vllm.v1.worker.gpu_worker", "Worker"), ("vllm.v1.worker.cpu_worker", "CPUWorker"))
+_GPU_WORKER = ("vllm.v1.worker.gpu_worker", "Worker")  # the CPU worker's base class, and harmless to import anywhere
+_CPU_WORKER = ("vllm.v1.worker.cpu_worker", "CPUWorker")
 _warming_up = False
 
 
@@ -87,13 +88,8 @@ def mark_warm_up() -> None:
         finally:
             _warming_up = False
 
-    for module_name, class_name in _WORKERS:
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:  # the other platform's worker; this process cannot run it either
-            logger.debug("no %s here: %s", module_name, error)
-            continue
-        worker = getattr(module, class_name)
+    for module_name, class_name in (_GPU_WORKER, _CPU_WORKER) if current_platform.is_cpu() else (_GPU_WORKER,):
+        worker = getattr(importlib.import_module(module_name), class_name)
         if "compile_or_warm_up_model" in vars(worker):
             _wrap(worker, "compile_or_warm_up_model", warming_up)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is refused before an engine loads weights or serves: an unavailable backend, graphs that would be wrong.
 
-    preflight      before weights are loaded: the backend runs here, and vLLM compiles or captures only what allows it
+    preflight      before weights are loaded: CUDA is CUDA, the backend runs here, and vLLM compiles or captures only
+                   what allows it
     check_serving  before every step with tokens: all static masks have arrived
 
 vLLM's compile and CUDA graphs (enforce_eager=False) run Python code once and then replay what it launched. So layers
@@ -12,6 +13,8 @@ request cannot stand in a layer: it stands in front of the worker's step.
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 from quads.integrations.vllm.quantization import QuadsConfig
 from quads.integrations.vllm.state import quads_layers
@@ -27,9 +30,20 @@ def engine_mode(vllm_config: Any) -> str:
     return f"compilation {names[0]}, CUDA graphs {names[1]}"
 
 
+def check_cuda(device: str) -> None:
+    """RuntimeError when this process serves on CUDA but CUDA's events and copies are vLLM's stand-ins for the CPU."""
+    if device == "cuda" and torch.cuda.Event.__module__.startswith("vllm"):
+        raise RuntimeError(
+            f"torch.cuda.Event is {torch.cuda.Event.__module__}'s: something in this process imported vLLM's CPU "
+            "worker, and nothing would wait for the GPU any more; remove that import (quads.integrations.vllm.compat, "
+            "item 4)"
+        )
+
+
 def preflight(vllm_config: Any) -> None:
     """RuntimeError naming what is wrong and what to change; records the engine's mode for the receipt."""
     config: QuadsConfig = vllm_config.quant_config
+    check_cuda(vllm_config.device_config.device_type)
     require(config.engine.backend, vllm_config.model_config.dtype, vllm_config.device_config.device_type)
     config.engine_mode = engine_mode(vllm_config)
     if config.engine_mode != "eager" and not config.graph_safe:
