@@ -1,9 +1,10 @@
-"""Backend triton in the real vLLM: eager and compiled engines, weight updates, refusals. On CPU in the interpreter.
+"""Backend triton in the real vLLM: eager and captured engines, weight updates, refusals. On CPU in the interpreter.
 
-    1. compiled == eager, bit for bit, also after an update of weights and masks (what was traced reads them in place)
+    1. captured == eager, bit for bit, also after an update of weights and masks (what was traced reads them in place);
+       captured is torch.compile's trace on CPU, CUDA graphs of decode steps on a GPU (test_triton_engine_gpu.py)
     2. triton ~ reference: the products add in another order
     3. what cannot run is refused before weights are loaded, and what is broken is named
-CUDA graphs of the same layers: tests/kernels/test_graphs.py.
+CUDA graphs of the layers alone: tests/kernels/test_graphs.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity_device import device
 from safetensors.torch import load_file, save_file
 from tiny_moe import tiny_model
 from tolerances import TOLERANCES
@@ -26,6 +28,8 @@ from quads.numerics.rac import RacSpec
 from quads.trainer.calibration import calibrate
 
 pytestmark = pytest.mark.stack
+ON_GPU = device() == "cuda"
+CAPTURED = "triton,graphs" if ON_GPU else "triton,compiled"
 BROKEN = {
     "model.norm.weight": "model.norm.weight",
     "v_proj": "model.layers.1.self_attn.v_proj.weight",
@@ -69,9 +73,9 @@ def flat(logprobs: list[list[float]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("update", ["A", "B"])
-def test_compiled_equals_eager(results, update):
-    eager, compiled = flat(results["triton,eager"][update]), flat(results["triton,compiled"][update])
-    assert torch.equal(eager, compiled)
+def test_captured_equals_eager(results, update):
+    eager, captured = flat(results["triton,eager"][update]), flat(results[CAPTURED][update])
+    assert torch.equal(eager, captured)
     assert float((flat(results["triton,eager"]["A"]) - flat(results["triton,eager"]["B"])).abs().max()) > 0.1
 
 
@@ -81,7 +85,7 @@ def test_triton_is_close_to_the_reference(results, update):
     assert float(difference.mean()) <= TOLERANCES["triton_engine_logprob_mean"].limit
 
 
-@pytest.mark.parametrize("engine", ["reference,eager", "triton,eager", "triton,compiled"])
+@pytest.mark.parametrize("engine", ["reference,eager", "triton,eager", CAPTURED])
 def test_no_request_without_masks(results, engine):
     """A compiled engine runs no Python in its layers: the check stands in front of the step."""
     said = results[engine]["no_mask"]
@@ -91,13 +95,14 @@ def test_no_request_without_masks(results, engine):
 def test_receipts(results):
     rows = {name: results[name]["receipt"]["execution"] for name in results if "," in name}
     assert (rows["reference,eager"]["backend"], rows["reference,eager"]["graph_safe"]) == ("reference", False)
-    for name in ("triton,eager", "triton,compiled"):
+    for name in ("triton,eager", CAPTURED):
         row = rows[name]
         assert (row["backend"], row["activation_kernel"], row["graph_safe"]) == ("triton", "triton", True)
         modules = [m for m in results[name]["receipt"]["modules"] if m["status"] == "quantized"]
         assert len(modules) == 6 and all(m["activation_kernel"] == "triton" for m in modules)
     assert rows["triton,eager"]["engine_mode"] == "eager"
-    assert rows["triton,compiled"]["engine_mode"].startswith("compilation ")
+    mode = rows[CAPTURED]["engine_mode"]
+    assert mode == "compilation NONE, CUDA graphs FULL_DECODE_ONLY" if ON_GPU else mode.startswith("compilation ")
 
 
 @pytest.mark.parametrize(

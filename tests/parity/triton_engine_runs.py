@@ -1,21 +1,33 @@
-"""Child process of test_triton_engine.py: real vLLM engines with backend triton in Triton's interpreter, on CPU.
+"""Child process of test_triton_engine.py: real vLLM engines with backend triton, on CPU in Triton's interpreter.
 
     python triton_engine_runs.py JOB.json      job: {"models": {"A", "B"}, "masks": {"A", "B"}, "out": DIR}
 
-Engines in bf16: reference eager, triton eager, triton compiled (vLLM's compilation with the eager backend of Dynamo,
-which traces the whole model without a graph break). Each starts from A without masks, gets A and its masks, scores,
+Engines in bf16: reference eager, triton eager, and on CPU triton compiled (vLLM's compilation with the eager backend of
+Dynamo, which traces the whole model without a graph break), on a GPU triton with decode steps as CUDA graphs, three
+sequences padded to four. Each starts from A without masks, gets A and its masks, scores,
 gets B, scores. Before that what is refused, and what it says. Output: OUT/triton.json.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import json
 import os
 import sys
 from pathlib import Path
 
+from quads.rollout.device import GPU
+
+ON_GPU = "cpu" not in importlib.metadata.version("vllm")
+CPU = {
+    "VLLM_CPU_CI_ENV": "1",  # else vLLM replaces the eager backend by Inductor, whose fused kernels round differently
+    "TRITON_INTERPRET": "1",
+}
+if not ON_GPU:
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)
 os.environ.update(
+    **(GPU if ON_GPU else CPU),
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
@@ -24,15 +36,13 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_LOGGING_LEVEL="ERROR",
     VLLM_DISABLE_COMPILE_CACHE="1",
-    VLLM_CPU_CI_ENV="1",  # else vLLM replaces the eager backend by Inductor, whose fused kernels round differently
-    TRITON_INTERPRET="1",
 )
-os.environ.pop("TORCHDYNAMO_DISABLE", None)
 
 import torch
 from safetensors.torch import load_file
 from vllm import LLM, SamplingParams
 
+from quads.integrations.vllm.execution import execution_arguments
 from quads.integrations.vllm.reload import LayerwiseReload, file_weights
 from quads.layers.names import RAC_MASK_PREFIX
 from quads.numerics.rac import RacSpec
@@ -40,18 +50,28 @@ from quads.rollout.mode import RolloutMode
 
 W4A4_RAC = RolloutMode("nvfp4", "nvfp4", RacSpec(0.5))
 SEQUENCES = [[2, 9, 30, 11, 7, 21, 40, 3], [5, 6, 41, 8, 19]]
+if ON_GPU:
+    SEQUENCES.append([17, 33, 4, 12, 12, 25])
+NEW_TOKENS = 8 if ON_GPU else 2
+SEATS = 4
+CAPTURED = "graphs" if ON_GPU else "compiled"
 
 
 def start(model: str, config: dict, eager: bool = True, dtype: str = "bfloat16") -> LLM:
+    if ON_GPU:
+        execution = execution_arguments(not eager, [1, 2, SEATS])
+        execution |= {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.02}
+    else:
+        execution = {"enforce_eager": eager, "compilation_config": {"backend": "eager"}}
     return LLM(
         model=model,
         skip_tokenizer_init=True,
         dtype=dtype,
         max_model_len=32,
-        max_num_seqs=2,
+        max_num_seqs=SEATS,
         max_num_batched_tokens=32,
-        enforce_eager=eager,
-        compilation_config={"backend": "eager"},
+        async_scheduling=False,  # else a step's error is lost behind that of the sampling it left without input
+        **execution,
         kv_cache_memory_bytes=16 << 20,
         enable_prefix_caching=False,
         disable_log_stats=True,
@@ -84,7 +104,7 @@ def push(llm: LLM, model: str, masks: str | None, poison: str = "") -> None:
 
 
 def score(llm: LLM) -> list[list[float]]:
-    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, logprobs=0, detokenize=False)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, prompt_logprobs=0, logprobs=0, detokenize=False)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in SEQUENCES], params, use_tqdm=False)
     scored = []
     for ids, output in zip(SEQUENCES, outputs, strict=True):
@@ -149,7 +169,7 @@ def main() -> None:
     torch.manual_seed(0)
     results = {"refusals": refusals(job)}
     for backend, eager in (("reference", True), ("triton", True), ("triton", False)):
-        results[f"{backend},{'eager' if eager else 'compiled'}"] = engine(job, backend, eager)
+        results[f"{backend},{'eager' if eager else CAPTURED}"] = engine(job, backend, eager)
     (Path(job["out"]) / "triton.json").write_text(json.dumps(results))
 
 
