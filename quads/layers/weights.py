@@ -5,8 +5,9 @@
     scale_group "fused": one NVFP4 global scale from amax over all rows (what one fused FP4 GEMM needs)
     scale_group "shard": one per part
 
-N rows, K inner dimension, E experts (leading, optional). The scale factor comes back expanded to one fp32 value per
-row [..., N, 1], so that its shape does not depend on the format or on the grouping: an engine can refresh it in place.
+N rows, K inner dimension, E experts (leading, optional). A shard of a weight that is spread over ranks takes the amax of
+the whole weight, hence equals that slice of the quantized whole, bit for bit. The scale factor comes back expanded to
+one fp32 value per row [..., N, 1], so that its shape does not depend on the format or on the grouping: an engine can refresh it in place.
 Differs from calling the numerics directly only in the grouping; the values are numerics' `quantize_weight`.
 """
 
@@ -16,8 +17,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quads.numerics.qdq import WeightQ, quantize_weight, weight_amax
+from quads.numerics.qdq import WeightQ, quantize_weight, weight_amax, weight_row_amax
 
+Maximum = Callable[[torch.Tensor], torch.Tensor]
 SCALE_GROUPS = ("fused", "shard")
 
 
@@ -28,18 +30,43 @@ def group_amax(
     return torch.stack([amax(w) for w in parts]).amax(0)
 
 
-def quantize_rows(w: torch.Tensor, fmt: str, widths: Sequence[int], scale_group: str, name: str) -> WeightQ:
+def quantize_rows(
+    w: torch.Tensor,
+    fmt: str,
+    widths: Sequence[int],
+    scale_group: str,
+    name: str,
+    everywhere: Maximum | None = None,
+    inner: bool = False,
+) -> WeightQ:
     """w [..., N, K] of any float dtype, sum(widths) == N -> WeightQ(qs [..., N, K], rcp fp32 [..., N, 1]).
 
-    Raises ValueError naming `name` when K is no multiple of 16 (nvfp4) or when w holds a non-finite value.
+    everywhere: w is one shard of a larger weight, split along the rows or, with `inner`, along K; the function returns
+    the elementwise maximum of a tensor over all shards (a collective, called the same number of times by every rank).
+    Raises ValueError naming `name` when K is no multiple of 16 (nvfp4) or when w holds a non-finite value, on every
+    rank when it sits in another shard.
     """
     if sum(widths) != w.shape[-2]:
         raise ValueError(f"{name}: parts of {list(widths)} rows do not add up to {w.shape[-2]}; fix the logical widths")
     parts = w.split(list(widths), dim=-2)
     try:
-        amax = group_amax(parts) if scale_group == "fused" else None
-        quantized = [quantize_weight(part, fmt, amax) for part in parts]
+        amax = _amax(parts, fmt, scale_group, everywhere)
+        rows = everywhere(weight_row_amax(w)) if everywhere and inner and fmt == "fp8" else None
+        row_amax = [None] * len(parts) if rows is None else rows.split(list(widths), dim=-2)
+        quantized = [quantize_weight(*args) for args in zip(parts, [fmt] * len(parts), amax, row_amax, strict=True)]
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     rcp = [q.rcp.float().expand(*part.shape[:-1], 1) for q, part in zip(quantized, parts, strict=True)]
     return WeightQ(torch.cat([q.qs for q in quantized], dim=-2), torch.cat(rcp, dim=-2).contiguous())
+
+
+def _amax(
+    parts: Sequence[torch.Tensor], fmt: str, scale_group: str, everywhere: Maximum | None
+) -> list[torch.Tensor | None]:
+    """Amax given to every part; None where a part's own is meant."""
+    if fmt != "nvfp4" or (scale_group != "fused" and everywhere is None):
+        return [None] * len(parts)
+    each = torch.stack([weight_amax(part) for part in parts])
+    if everywhere is not None:
+        each = everywhere(each)
+    return [each.amax(0)] * len(parts) if scale_group == "fused" else list(each)

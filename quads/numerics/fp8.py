@@ -60,10 +60,17 @@ def per_tensor(x: Tensor, scale: Tensor | None = None) -> FP8:
     return FP8(to_e4m3(xf * scale.reciprocal()), scale)
 
 
-def per_token(x: Tensor) -> FP8:
-    """One scale per row: x [..., K] -> q [..., K], scale [..., 1]. Raises ValueError for a non-finite input."""
+def per_token(x: Tensor, amax: Tensor | None = None) -> FP8:
+    """One scale per row: x [..., K] -> q [..., K], scale [..., 1].
+
+    amax: fp32 [..., 1], of whole rows of which x holds a part of the columns (default: of x). Raises ValueError for a
+    non-finite input and for an amax below x's own.
+    """
     xf = x.to(torch.float32)
-    amax = _finite_amax(xf.abs().amax(-1, keepdim=True), x.shape)
+    own = _finite_amax(xf.abs().amax(-1, keepdim=True), x.shape)
+    amax = own if amax is None else _finite_amax(amax, x.shape)
+    if not bool((own <= amax).all()):
+        raise ValueError(f"FP8 rows of shape {tuple(x.shape)} exceed the given amax; give the maximum of whole rows")
     scale = divide(amax, E4M3_MAX).clamp_(min=_TOKEN_FLOOR)
     return FP8(to_e4m3(xf / scale), scale)
 

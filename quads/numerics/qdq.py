@@ -83,17 +83,30 @@ def weight_amax(w: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def quantize_weight(w: Tensor, fmt: Format, amax: Tensor | None = None) -> WeightQ:
+def weight_row_amax(w: Tensor) -> Tensor:
+    """fp32 [..., N, 1]: largest magnitude of every row of the bf16-rounded weight [..., N, K]."""
+    return w.abs().amax(-1, keepdim=True).to(torch.bfloat16).to(torch.float32)
+
+
+@torch.no_grad()
+def activation_amax(x: Tensor) -> Tensor:
+    """fp32 [..., 1]: largest magnitude of every row (token) of x [..., K], what fixes its scale."""
+    return x.abs().amax(-1, keepdim=True).to(torch.float32)
+
+
+@torch.no_grad()
+def quantize_weight(w: Tensor, fmt: Format, amax: Tensor | None = None, row_amax: Tensor | None = None) -> WeightQ:
     """Quantize a weight [..., N, K] of any float dtype; nothing is shared between leading indices.
 
     amax: fp32 broadcastable to [..., 1, 1], only used by nvfp4, at least the weight's own (default: `weight_amax`).
+    row_amax: fp32 [..., N, 1], only used by fp8, at least the rows' own (default: `weight_row_amax`).
     Raises ValueError for K % 16 != 0 (nvfp4), a non-finite weight, an amax that is too small, an unknown format.
     """
     stored = w.to(torch.bfloat16).to(torch.float32)
     if fmt == "nvfp4":
         return _nvfp4_weight(stored, amax)
     if fmt == "fp8":
-        q, scale = fp8.per_token(stored)
+        q, scale = fp8.per_token(stored, row_amax)
         return WeightQ(q.to(torch.float32), scale)
     if fmt == "bf16":
         check_finite(stored, "weight")
@@ -127,19 +140,26 @@ def fake_quantize_weight(w: Tensor, fmt: Format, amax: Tensor | None = None) -> 
 
 @torch.no_grad()
 def quantize_activation(
-    x: Tensor, fmt: Format, rac: RacSpec | None = None, static_mask: Tensor | None = None
+    x: Tensor,
+    fmt: Format,
+    rac: RacSpec | None = None,
+    static_mask: Tensor | None = None,
+    amax: Tensor | None = None,
 ) -> ActivationQ:
     """Quantize an activation [..., K] of any float dtype, each row (token) with its own scale.
 
     rac, static_mask: second pass over part of the residual, nvfp4 only (static_mask: bool [K] if rac.mask is static).
-    Raises ValueError for K % 16 != 0 (nvfp4), non-finite rows (nvfp4, fp8), rac with another format, unknown format.
+    amax: fp32 [..., 1] of whole tokens of which x holds a part of the channels (default: `activation_amax(x)`); with it
+    the parts of a token quantize to the parts of the quantized token.
+    Raises ValueError for K % 16 != 0 (nvfp4), non-finite rows or an amax below x's own (nvfp4, fp8), rac with another
+    format, unknown format.
     """
     if rac is not None and fmt != "nvfp4":
         raise ValueError(f"RAC compensates the NVFP4 activation error, got activation format {fmt!r}; drop rac")
     if fmt == "nvfp4":
-        return _nvfp4_activation(x, rac, static_mask)
+        return _nvfp4_activation(x, rac, static_mask, amax)
     if fmt == "fp8":
-        q, scale = fp8.per_token(x)
+        q, scale = fp8.per_token(x, amax)
         return ActivationQ(q.to(torch.float32), scale)
     if fmt == "bf16":
         qs = x.to(torch.float32)
@@ -147,12 +167,18 @@ def quantize_activation(
     raise _unknown(fmt)
 
 
-def _first_pass(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _first_pass(x: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x [..., K] -> blocks fp32 [..., G, 16], its q of the same shape, s [..., G, 1], gs [..., 1] (one per token)."""
     check_k(x.shape)
     blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
     block_amax = blocks.abs().amax(-1)
-    gs = global_scale(block_amax.amax(-1, keepdim=True))
+    own_amax = block_amax.amax(-1, keepdim=True)
+    if amax is not None and not bool((own_amax <= amax).all()):  # False for NaN too
+        raise ValueError(
+            f"activation of shape {tuple(x.shape)}: a row is not finite or exceeds the given amax (it would saturate); "
+            f"give the maximum over whole tokens"
+        )
+    gs = global_scale(own_amax if amax is None else amax)
     q, s = quantize_blocks(blocks, block_amax, gs, _ACTIVATION)
     return blocks, q, s.unsqueeze(-1), gs
 
@@ -161,8 +187,8 @@ def _residual_blocks(blocks: Tensor, q: Tensor, s: Tensor, gs: Tensor) -> Tensor
     return blocks - q * _ACTIVATION.decode(s, gs.unsqueeze(-1))
 
 
-def _nvfp4_activation(x: Tensor, rac: RacSpec | None, static_mask: Tensor | None) -> ActivationQ:
-    blocks, q, s, gs = _first_pass(x)
+def _nvfp4_activation(x: Tensor, rac: RacSpec | None, static_mask: Tensor | None, amax: Tensor | None) -> ActivationQ:
+    blocks, q, s, gs = _first_pass(x, amax)
     if rac is None:
         return ActivationQ(q.mul_(s).flatten(-2), gs.reciprocal())
     residual = _residual_blocks(blocks, q, s, gs)

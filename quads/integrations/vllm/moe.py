@@ -4,8 +4,8 @@
     stored   w13_weight [E, 2F, D], w2_weight [E, D, F] = q * s exact; w13_rcp fp32 [E, 2F, 1], w2_rcp fp32 [E, D, 1]
     forward  rows sorted by expert; x quantized once, the rows of the second GEMM quantized once
 
-E local experts, D model width, F expert width, T tokens, S choices. Global scales are per expert; scale_group "fused"
-shares one between gate and up. A batch mask of the second GEMM is one mask over all routed rows of this forward.
+E local experts, D model width, F expert width (under tensor parallelism this rank's part of it), T tokens, S choices.
+Global scales are per expert; scale_group "fused" shares one between gate and up. A batch mask of the second GEMM is one mask over all routed rows of this forward.
 Backend reference loops over experts on the host, those without rows cost nothing; backend triton sorts rows on the
 device and runs one grouped kernel per GEMM. Both choose the same rows in the same order.
 """
@@ -25,10 +25,10 @@ from quads.integrations.vllm.quantization import (
     check_backend,
     check_block,
     check_parts,
-    check_single_shard,
     load_masks,
     store,
 )
+from quads.integrations.vllm.shards import agreed, check_shard, expert_shard
 from quads.integrations.vllm.state import ATTRIBUTE, LayerState, naming_input
 from quads.kernels import backend as kernels
 from quads.layers.routing import DeviceRows, RoutedRows, combine, route, route_on_device
@@ -53,9 +53,11 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         **kwargs,
     ) -> None:
         """Meta weights in checkpoint format, plus the layer's state."""
-        check_block(f"{self.name}.w13", self.config.engine, hidden_size)
-        check_block(f"{self.name}.w2", self.config.engine, intermediate_size_per_partition)
-        check_single_shard(self.name, self.moe.moe_parallel_config.tp_size)
+        w13, w2, shard = f"{self.name}.w13", f"{self.name}.w2", expert_shard(self.name, self.moe)
+        check_shard(w13, self.config.engine, shard, hidden_size, False)
+        check_shard(w2, self.config.engine, shard, intermediate_size_per_partition, True)
+        check_block(w13, self.config.engine, hidden_size)
+        check_block(w2, self.config.engine, intermediate_size_per_partition)
         activation = getattr(layer.activation, "value", layer.activation)
         if activation != "silu" or self.moe.has_bias:
             raise ValueError(
@@ -63,9 +65,10 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
                 f"known: gated silu without bias. Add 'experts' to skip to leave them in high precision"
             )
         super().create_weights(layer, num_experts, hidden_size, intermediate_size_per_partition, *args, **kwargs)
-        inputs = {f"{self.name}.w13": hidden_size, f"{self.name}.w2": intermediate_size_per_partition}
-        widths = [intermediate_size_per_partition] * 2
-        setattr(layer, ATTRIBUTE, LayerState(self.name, "experts", self.config.engine, inputs, widths))
+        inputs = {w13: hidden_size, w2: intermediate_size_per_partition}
+        widths, split = [intermediate_size_per_partition] * 2, frozenset([w2] if shard.size > 1 else ())
+        state = LayerState(self.name, "experts", self.config.engine, inputs, widths, shard, split)
+        setattr(layer, ATTRIBUTE, state)
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         """No modular kernel of vLLM is used."""
@@ -79,14 +82,16 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         check_backend(self.config, layer.w13_weight)
         load_masks(self.config, state, layer.w13_weight.device)
         w13, w2 = layer.w13_weight.data, layer.w2_weight.data
-        hidden = [f"{self.name}.gate_proj", f"{self.name}.up_proj"]
-        check_parts(w13, state.widths, hidden)
-        check_parts(w2, [w2.shape[1]], [f"{self.name}.down_proj"])
+        agreed(lambda: self._check_parts(w13, w2, state.widths), state.shard, self.name, w13.device)
         for parameter, w, widths in (("w13_weight", w13, state.widths), ("w2_weight", w2, [w2.shape[1]])):
-            name = f"{self.name}.{parameter}"
-            store(layer, parameter, quantize_rows(w, mode.weight, widths, mode.scale_group, name))
+            groups = (widths, mode.scale_group, f"{self.name}.{parameter}", state.shard.everywhere, w is w2)
+            store(layer, parameter, quantize_rows(w, mode.weight, *groups))
         state.loads += 1
         setattr(layer, _PROCESSED, True)
+
+    def _check_parts(self, w13: torch.Tensor, w2: torch.Tensor, widths: list[int]) -> None:
+        check_parts(w13, widths, [f"{self.name}.gate_proj", f"{self.name}.up_proj"])
+        check_parts(w2, [w2.shape[1]], [f"{self.name}.down_proj"])
 
     def apply(
         self,

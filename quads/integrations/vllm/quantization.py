@@ -31,6 +31,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.utils import replace_parameter
 
 from quads.integrations.vllm.compat import OnlineLinearBase
+from quads.integrations.vllm.shards import agreed, check_shard, linear_shard
 from quads.integrations.vllm.state import ATTRIBUTE, LayerState, naming_input
 from quads.kernels import backend as kernels
 from quads.layers.names import FUSED, skip_reason, trainer_module, trainer_names
@@ -150,15 +151,6 @@ def check_block(name: str, config: EngineConfig, inner: int) -> None:
         )
 
 
-def check_single_shard(name: str, tp_size: int) -> None:
-    """ValueError under tensor parallelism: amax per shard would differ from the trainer's whole-tensor amax."""
-    if tp_size > 1:
-        raise ValueError(
-            f"{name}: tensor parallel size {tp_size} is not supported (scales would be taken "
-            f"per shard); use tensor_parallel_size=1 and data parallel replicas"
-        )
-
-
 def check_parts(w: torch.Tensor, widths: list[int], names: Sequence[str]) -> None:
     """ValueError naming the part [..., n_i, K] of a fused weight that holds NaN or infinity, and the expert."""
     for part, name in zip(w.split(widths, dim=-2), names, strict=True):
@@ -193,8 +185,9 @@ class QuadsLinearMethod(OnlineLinearBase):
         self, layer: torch.nn.Module, input_size_per_partition: int, output_partition_sizes: list[int], *args, **kwargs
     ) -> None:
         """Meta weight in checkpoint format, plus the layer's state."""
+        shard = linear_shard(layer)
+        check_shard(self.name, self.config.engine, shard, input_size_per_partition, shard.inner)
         check_block(self.name, self.config.engine, input_size_per_partition)
-        check_single_shard(self.name, getattr(layer, "tp_size", 1))
         last = self.name.rpartition(".")[2]
         if len(output_partition_sizes) != len(FUSED.get(last, (last,))):
             raise ValueError(
@@ -203,7 +196,8 @@ class QuadsLinearMethod(OnlineLinearBase):
             )
         super().create_weights(layer, input_size_per_partition, output_partition_sizes, *args, **kwargs)
         inputs = {self.name: input_size_per_partition}
-        state = LayerState(self.name, "linear", self.config.engine, inputs, list(output_partition_sizes))
+        split = frozenset(inputs if shard.inner else ())
+        state = LayerState(self.name, "linear", self.config.engine, inputs, list(output_partition_sizes), shard, split)
         setattr(layer, ATTRIBUTE, state)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -213,9 +207,11 @@ class QuadsLinearMethod(OnlineLinearBase):
         state, mode = getattr(layer, ATTRIBUTE), self.config.engine.mode
         check_backend(self.config, layer.weight)
         load_masks(self.config, state, layer.weight.device)
-        check_parts(layer.weight.data, state.widths, [f"{name}.weight" for name in trainer_names(self.name)])
-        quantized = quantize_rows(layer.weight.data, mode.weight, state.widths, mode.scale_group, self.name)
-        store(layer, "weight", quantized)
+        w, shard = layer.weight.data, state.shard
+        names = [f"{name}.weight" for name in trainer_names(self.name)]
+        agreed(lambda: check_parts(w, state.widths, names), shard, self.name, w.device)
+        groups = (state.widths, mode.scale_group, self.name, shard.everywhere, shard.inner)
+        store(layer, "weight", quantize_rows(w, mode.weight, *groups))
         state.loads += 1
         setattr(layer, _PROCESSED, True)
 

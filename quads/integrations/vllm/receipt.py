@@ -2,10 +2,12 @@
 """The receipt: what the engine really quantized, with which backend, written as JSON and checked for completeness.
 
     {"plugin", "mode", "backend", "execution", "config", "model", "modules": [{"module", "kind", "status", "reason",
-     "weight", "activation", "activation_kernel", "shapes", "loads"}], "counts", "masks", "reloads", "versions", "pid"}
+     "weight", "activation", "activation_kernel", "shapes", "loads"}], "counts", "masks", "reloads",
+     "tensor_parallel_size", "versions", "pid"}
     execution = {"backend", "chosen_by", "activation_kernel", "activation_reason", "graph_safe", "graph_reason",
                  "engine_mode", "non_finite_input"}
 
+Modules, shapes and masks are those of rank 0 of a tensor parallel group, which writes the file.
 Written after the model is loaded and after every completed weight update; atomically, so that a reader never sees half
 of it. Raises RuntimeError when a linear or an experts layer is in high precision although nothing asked for that, when
 a skip entry fits no module, and ValueError naming a parameter outside the quantized layers that is not finite.
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 from vllm.model_executor.layers.linear import LinearBase
@@ -29,6 +32,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 import quads
 from quads.integrations.vllm.quantization import QuadsConfig, engine_layer_name
+from quads.integrations.vllm.shards import is_first_rank
 from quads.integrations.vllm.state import quads_layers
 from quads.layers.names import DEFAULT_SKIP, ROUTERS, skip_reason
 from quads.numerics.qdq import check_finite
@@ -122,6 +126,7 @@ def build_receipt(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any]
         },
         "masks": {key: value for state in states.values() for key, value in state.mask_report().items()},
         "reloads": config.reloads,
+        "tensor_parallel_size": get_tensor_model_parallel_world_size(),
         "versions": {
             "vllm": importlib.metadata.version("vllm"),
             "torch": torch.__version__,
@@ -155,8 +160,10 @@ def _row(path: str, module: torch.nn.Module, state: Any, config: QuadsConfig) ->
 
 
 def write_receipt(receipt: dict[str, Any], config: QuadsConfig) -> None:
-    """Write atomically to the path named in the config; nothing when it is null."""
-    if config.engine.receipt is None:
+    """Write atomically to the path named in the config; nothing when it is null, or on a later rank of a tensor
+    parallel group.
+    """
+    if config.engine.receipt is None or not is_first_rank():
         return
     path = Path(config.engine.receipt)
     path.parent.mkdir(parents=True, exist_ok=True)

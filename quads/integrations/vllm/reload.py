@@ -35,6 +35,7 @@ from vllm.platforms import current_platform
 
 from quads.integrations.vllm.quantization import QuadsConfig
 from quads.integrations.vllm.receipt import build_receipt, write_receipt
+from quads.integrations.vllm.shards import Shard, gathered, is_first_rank
 from quads.integrations.vllm.state import LayerState, quads_layers
 from quads.layers.names import RAC_MASK_PREFIX, trainer_names
 from quads.numerics.qdq import WeightQ, check_finite
@@ -173,22 +174,49 @@ def layerwise_reload(worker_or_runner: Any, weights: Weights) -> int:
     return update.config.reloads
 
 
-def engine_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Trainer parameter name -> fp32 dequantized weight as the engine multiplies with it, quantized layers only.
+def engine_operands(model: torch.nn.Module) -> dict[str, WeightQ]:
+    """Trainer parameter name -> what the engine multiplies with, quantized layers only: q*s in the engine's dtype and
+    its factor fp32 [..., N, 1]. Under tensor parallelism the whole weight from all shards, on every rank: a collective.
 
     Names and shapes are the trainer's (q/k/v and dense gate/up split by logical width; experts as gate_up_proj [E, 2F,
-    D]
-    and down_proj [E, D, F]): compare with quads.layers.surgery.quantized_weights.
+    D] and down_proj [E, D, F]). Raises RuntimeError when ranks with parts of one row disagree about its factor.
     """
-    weights: dict[str, torch.Tensor] = {}
+    operands: dict[str, WeightQ] = {}
     for module, state in quads_layers(model):
         if state.kind == "experts":
-            weights[f"{state.name}.gate_up_proj"] = WeightQ(module.w13_weight.data, module.w13_rcp.data).dequantize()
-            weights[f"{state.name}.down_proj"] = WeightQ(module.w2_weight.data, module.w2_rcp.data).dequantize()
+            w13 = WeightQ(module.w13_weight.data, module.w13_rcp.data)
+            parts = [_whole(part, state.shard, False, state.name) for part in _split(w13, state.widths)]
+            operands[f"{state.name}.gate_up_proj"] = WeightQ(*(torch.cat(p, -2) for p in zip(*parts, strict=True)))
+            w2 = WeightQ(module.w2_weight.data, module.w2_rcp.data)
+            operands[f"{state.name}.down_proj"] = _whole(w2, state.shard, True, state.name)
             continue
-        parts = WeightQ(module.weight.data, module.weight_rcp.data).dequantize().split(state.widths)
-        weights |= {f"{n}.weight": part for n, part in zip(trainer_names(state.name), parts, strict=True)}
-    return weights
+        parts = _split(WeightQ(module.weight.data, module.weight_rcp.data), state.widths)
+        for i, (name, part) in enumerate(zip(trainer_names(state.name), parts, strict=True)):
+            replicas = state.shard.replicas if i else 1  # k and v of a q/k/v: several ranks may hold the same heads
+            operands[f"{name}.weight"] = _whole(part, state.shard, state.shard.inner, name, replicas)
+    return operands
+
+
+def _split(w: WeightQ, widths: list[int]) -> list[WeightQ]:
+    return [WeightQ(*part) for part in zip(w.qs.split(widths, -2), w.rcp.split(widths, -2), strict=True)]
+
+
+def _whole(w: WeightQ, shard: Shard, inner: bool, name: str, replicas: int = 1) -> WeightQ:
+    if shard.size == 1:
+        return w
+    if not inner:
+        return WeightQ(gathered(w.qs, -2, replicas), gathered(w.rcp, -2, replicas))
+    rcp = gathered(w.rcp, -1)
+    if not torch.equal(rcp, w.rcp.expand_as(rcp)):
+        raise RuntimeError(f"{name}: tensor parallel ranks hold different scales of the same rows; restart the engine")
+    return WeightQ(gathered(w.qs, -1), w.rcp)
+
+
+def engine_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Trainer parameter name -> fp32 dequantized weight as the engine multiplies with it: `engine_operands`, of which
+    it has the names, shapes and errors. Compare with quads.layers.surgery.quantized_weights.
+    """
+    return {name: operand.dequantize() for name, operand in engine_operands(model).items()}
 
 
 def file_weights(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -226,15 +254,23 @@ class WorkerExtension:
         """Weights and masks from memory; number of updates so far."""
         return layerwise_reload(self, tensors)
 
-    def quads_dump_weights(self, path: str) -> int:
-        """Write engine_weights as safetensors (fp32), atomically; returns the number of tensors."""
+    def quads_dump_weights(self, path: str, operands: bool = False) -> int:
+        """Write engine_weights as safetensors (fp32), atomically, or with `operands` "<name>.qs" and "<name>.rcp" of
+        engine_operands; returns the number of weights. The first rank of a tensor parallel group writes.
+        """
         from safetensors.torch import save_file
 
-        weights = engine_weights(self.model_runner.get_model())
+        held = engine_operands(self.model_runner.get_model())
+        if not is_first_rank():
+            return len(held)
+        if operands:
+            tensors = {f"{name}.{key}": t for name, w in held.items() for key, t in w._asdict().items()}
+        else:
+            tensors = {name: w.dequantize() for name, w in held.items()}
         temporary = f"{path}.{os.getpid()}"
-        save_file({name: w.contiguous().cpu() for name, w in weights.items()}, temporary)
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, temporary)
         os.replace(temporary, path)
-        return len(weights)
+        return len(held)
 
     def quads_receipt(self) -> dict[str, Any]:
         """The receipt of this worker as plain values."""
