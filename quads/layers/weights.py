@@ -5,9 +5,10 @@
     scale_group "fused": one NVFP4 global scale from amax over all rows (what one fused FP4 GEMM needs)
     scale_group "shard": one per part
 
-N rows, K inner dimension, E experts (leading, optional). A shard of a weight that is spread over ranks takes the amax of
-the whole weight, hence equals that slice of the quantized whole, bit for bit. The scale factor comes back expanded to
-one fp32 value per row [..., N, 1], so that its shape does not depend on the format or on the grouping: an engine can refresh it in place.
+N rows, K inner dimension, E experts (leading, optional). A shard of a weight that is spread over ranks takes the amax
+of the whole weight, hence equals that slice of the quantized whole, bit for bit. The scale factor comes back expanded
+to one fp32 value per row [..., N, 1], so that its shape does not depend on the format or on the grouping: an engine can
+refresh it in place.
 Differs from calling the numerics directly only in the grouping; the values are numerics' `quantize_weight`.
 """
 

@@ -5,7 +5,8 @@
     forward  rows sorted by expert; x quantized once, the rows of the second GEMM quantized once
 
 E local experts, D model width, F expert width (under tensor parallelism this rank's part of it), T tokens, S choices.
-Global scales are per expert; scale_group "fused" shares one between gate and up. A batch mask of the second GEMM is one mask over all routed rows of this forward.
+Global scales are per expert; scale_group "fused" shares one between gate and up. A batch mask of the second GEMM is one
+mask over all routed rows of this forward.
 Backend reference loops over experts on the host, those without rows cost nothing; backend triton sorts rows on the
 device and runs one grouped kernel per GEMM. Both choose the same rows in the same order.
 """
