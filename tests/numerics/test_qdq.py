@@ -20,6 +20,7 @@ from quads.numerics import (
     residual_mask,
     weight_amax,
 )
+from quads.numerics.qdq import activation_amax, weight_row_amax
 
 FORMATS = ("bf16", "fp8", "nvfp4")
 STATIC_32_OF_64 = torch.arange(64) < 32
@@ -196,6 +197,40 @@ def test_activation_properties(x: torch.Tensor, exponent: int):
         assert torch.equal(quantize_activation(-x, "nvfp4", spec).qs, -q.qs)
         scaled = quantize_activation(x * 2.0**exponent, "nvfp4", spec)
         assert torch.equal(scaled.dequantize(), q.dequantize() * 2.0**exponent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("fmt", "spec"), [("bf16", None), ("fp8", None), ("nvfp4", None), ("nvfp4", RacSpec(0.5))])
+def test_parts_of_a_token_with_its_amax_are_parts_of_the_token(fmt: str, spec: RacSpec | None, dtype: torch.dtype):
+    x = (random(9, 64) * torch.logspace(-3, 3, 9).unsqueeze(-1)).to(dtype)
+    x[:, 50] *= 20
+    x[4] = 0
+    mask = None if spec is None else torch.arange(64) % 32 < 16
+    whole = quantize_activation(x, fmt, spec, mask)
+    amax = x.float().abs().amax(-1, keepdim=True)
+    assert torch.equal(activation_amax(x), amax)
+    differs = False
+    for part in (slice(0, 32), slice(32, 64)):
+        own = None if mask is None else mask[part]
+        got = quantize_activation(x[:, part], fmt, spec, own, amax)
+        assert torch.equal(got.qs, whole.qs[:, part]) and torch.equal(got.rcp, whole.rcp)
+        differs |= not torch.equal(quantize_activation(x[:, part], fmt, spec, own).qs, got.qs)
+    assert differs == (fmt != "bf16")
+    if fmt != "bf16":
+        with pytest.raises(ValueError, match="given amax"):
+            quantize_activation(x, fmt, spec, mask, amax / 2)
+        with pytest.raises(ValueError, match=r"finite|infinity"):
+            quantize_activation(x, fmt, spec, mask, amax + torch.inf)
+
+
+def test_fp8_rows_with_the_amax_of_whole_rows():
+    w = random(2, 24, 64) * torch.linspace(0.1, 3, 64)
+    whole = quantize_weight(w, "fp8")
+    for part in (slice(0, 32), slice(32, 64)):
+        got = quantize_weight(w[..., part], "fp8", row_amax=weight_row_amax(w))
+        assert torch.equal(got.qs, whole.qs[..., part]) and torch.equal(got.rcp, whole.rcp)
+    with pytest.raises(ValueError, match="exceed the given amax"):
+        quantize_weight(w, "fp8", row_amax=weight_row_amax(w[..., :32]))
 
 
 # GEMM

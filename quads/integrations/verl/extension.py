@@ -15,6 +15,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from quads.integrations.verl.session import weight_socket
 from quads.integrations.vllm.reload import LayerwiseReload, engine_weights
+from quads.integrations.vllm.shards import is_first_rank
 
 
 class QuadsWorkerExtension(vLLMColocateWorkerExtension):
@@ -38,6 +39,10 @@ class QuadsWorkerExtension(vLLMColocateWorkerExtension):
             receiver.receive_weights(on_bucket_received=on_bucket)
 
     def quads_dump_weights(self, path: str) -> None:
-        """Write the dequantized float32 weights that this engine multiplies with to a safetensors file."""
+        """Write the dequantized float32 weights that this engine multiplies with to a safetensors file; the first rank of
+        a tensor parallel group writes.
+        """
         weights = engine_weights(self.model_runner.get_model())
+        if not is_first_rank():
+            return
         save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, path)

@@ -6,6 +6,7 @@
     quantization.py   the config object and the linear method
     moe.py            the routed-experts method
     state.py          per-layer state: names, masks, counters
+    shards.py         tensor parallelism: scales of whole layers and tokens, what is refused
     preflight.py      refusals before weights are loaded and before a step is run
     receipt.py        what was quantized, written as JSON and checked for completeness
     reload.py         weight updates and weight dumps

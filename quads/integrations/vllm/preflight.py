@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from quads.integrations.vllm.quantization import QuadsConfig
+from quads.integrations.vllm.shards import check_parallel
 from quads.integrations.vllm.state import quads_layers
 from quads.kernels.backend import require
 
@@ -45,6 +46,7 @@ def preflight(vllm_config: Any) -> None:
     config: QuadsConfig = vllm_config.quant_config
     check_cuda(vllm_config.device_config.device_type)
     require(config.engine.backend, vllm_config.model_config.dtype, vllm_config.device_config.device_type)
+    check_parallel(vllm_config.parallel_config)
     config.engine_mode = engine_mode(vllm_config)
     if config.engine_mode != "eager" and not config.graph_safe:
         raise RuntimeError(

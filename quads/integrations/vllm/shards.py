@@ -11,7 +11,7 @@ additions, and by the rounding of every partial output to the engine's dtype.
 Contract: collectives stand in the order of the layers, equal on all ranks; an error of one rank is an error of all,
 because a rank that raises alone would leave the others waiting. A maximum is exact: any order gives the same bits.
 Refused by name: masks that are chosen while running (batch, token) where K is split, because they rank channels that
-other ranks hold; expert parallelism; backends other than reference.
+other ranks hold; expert parallelism; backends other than reference; engines of several ranks under verl.
 Differs from vLLM's own quantization methods, whose scales are those of the shard.
 """
 
@@ -79,6 +79,18 @@ def expert_shard(name: str, moe: Any) -> Shard:
             f"supported; run data parallel replicas as engines of their own"
         )
     return Shard(parallel.tp_size, parallel.tp_rank) if parallel.tp_size > 1 else Shard()
+
+
+def check_parallel(parallel: Any) -> None:
+    """RuntimeError for vLLM's ParallelConfig when verl drives an engine of several ranks: its weight sync and weight
+    comparison have only been written for one.
+    """
+    size = parallel.tensor_parallel_size
+    if size > 1 and parallel.worker_extension_cls.startswith("quads.integrations.verl."):
+        raise RuntimeError(
+            f"tensor parallel size {size} under verl is not supported; set "
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size=1 and use data parallel replicas"
+        )
 
 
 def check_shard(name: str, config: EngineConfig, shard: Shard, local: int, inner: bool) -> None:
