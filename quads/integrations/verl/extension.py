@@ -39,9 +39,7 @@ class QuadsWorkerExtension(vLLMColocateWorkerExtension):
             receiver.receive_weights(on_bucket_received=on_bucket)
 
     def quads_dump_weights(self, path: str) -> None:
-        """Write the dequantized float32 weights that this engine multiplies with to a safetensors file; the first rank of
-        a tensor parallel group writes.
-        """
+        """Write the dequantized float32 weights that this engine multiplies with to a safetensors file (first rank)."""
         weights = engine_weights(self.model_runner.get_model())
         if not is_first_rank():
             return
