@@ -160,11 +160,7 @@ def refusals(job: dict, size: int) -> dict[str, str]:
     said = {}
     token = {"k": 0.5, "granularity": "block16", "mask": "token", "score": "sumsq"}
     broken = break_weight(job, "layers.0.self_attn.o_proj.weight")
-    for name, source, changes in (
-        ("token_mask", job, {"rac": token}),
-        ("native", job, {"backend": "native"}),
-        ("broken", broken, {}),
-    ):
+    for name, source, changes in (("token_mask", job, {"rac": token}), ("broken", broken, {})):
         try:
             start(source, "w4a4", size, **changes)
         except Exception as error:  # the executor's own class, with the worker's message in it

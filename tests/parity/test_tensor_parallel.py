@@ -86,7 +86,6 @@ def test_receipts(runs):
             "token_mask",
             ["layers.0.self_attn.o_proj: RAC mask 'token' with tensor parallel size 2", "use mask 'static'"],
         ),
-        ("native", ["backend 'native'"]),
         ("broken", ["model.layers.0.self_attn.o_proj.weight is not finite", "refused on another tensor parallel rank"]),
     ],
 )
