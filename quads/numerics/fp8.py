@@ -68,10 +68,9 @@ def per_token(x: Tensor, amax: Tensor | None = None) -> FP8:
     """
     xf = x.to(torch.float32)
     own = _finite_amax(xf.abs().amax(-1, keepdim=True), x.shape)
-    amax = own if amax is None else _finite_amax(amax, x.shape)
-    if not bool((own <= amax).all()):
+    if amax is not None and not bool((own <= _finite_amax(amax, x.shape)).all()):
         raise ValueError(f"FP8 rows of shape {tuple(x.shape)} exceed the given amax; give the maximum of whole rows")
-    scale = divide(amax, E4M3_MAX).clamp_(min=_TOKEN_FLOOR)
+    scale = divide(own if amax is None else amax, E4M3_MAX).clamp_(min=_TOKEN_FLOOR)
     return FP8(to_e4m3(xf / scale), scale)
 
 

@@ -32,6 +32,12 @@ ON_GPU = "cpu" not in importlib.metadata.version("vllm")
 MODES = ("bf16", "fp8", "w4a16", "w4a4", "w4a4+rac")
 SIZES = (1, 2)
 THRESHOLD = 1e-4
+# NCCL alone: vLLM's own all-reduce first tries peer access in a process of its own; two partial sums have one order.
+GPU_ENGINE = {
+    "attention_backend": "TRITON_ATTN",
+    "gpu_memory_utilization": 0.05,
+    "disable_custom_all_reduce": True,
+}
 
 
 def environment() -> dict[str, str]:
@@ -114,7 +120,7 @@ def start(job: dict, mode: str, size: int, receipt: str | None = None, **changes
         distributed_executor_backend="mp" if size > 1 else None,
         quantization="quads",
         hf_overrides={"quantization_config": config | changes},
-        **({"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.05} if ON_GPU else {}),
+        **(GPU_ENGINE if ON_GPU else {}),
         worker_extension_cls="quads.integrations.vllm.reload.WorkerExtension",
     )
 
