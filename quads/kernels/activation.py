@@ -142,17 +142,17 @@ def _refuse_rac(rac: RacSpec | None, static_mask: Tensor | None, what: str) -> N
 
 @torch.no_grad()
 def quantize_activation(
-    x: Tensor, fmt: Format, rac: RacSpec | None = None, static_mask: Tensor | None = None
+    x: Tensor, fmt: Format, rac: RacSpec | None = None, static_mask: Tensor | None = None, gs: Tensor | None = None
 ) -> ActivationQ:
-    """ActivationQ(qs bf16 [..., K], exact; rcp fp32 [..., 1]), one scale per token.
+    """ActivationQ(qs bf16 [..., K], exact; rcp fp32 [..., 1]), one scale per token, or with fp32 gs [..., 1] that one.
 
     Raises ValueError for another format than nvfp4, for rac, K % 16 != 0, a dtype without kernel, a CPU tensor.
     """
     require_nvfp4(fmt, "quantize_activation")
     _refuse_rac(rac, static_mask, "quantize_activation")
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    gs = _run(x, out, None, None, _QS, False)
-    return ActivationQ(out, gs.reciprocal().view(*x.shape[:-1], 1))
+    gs = _run(x, out, None, None if gs is None else given_scale(x, gs), _QS, False)
+    return ActivationQ(out, gs.reciprocal().expand(x.shape[:-1].numel()).view(*x.shape[:-1], 1))
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from quads.numerics.nvfp4 import global_scale
 from quads.numerics.qdq import Format, quantize_activation
 from quads.numerics.rac import RacSpec
 
@@ -97,8 +98,12 @@ def graph_safe(backend: str, fmt: str, rac: RacSpec | None) -> tuple[bool, str]:
     return True, "custom ops without host values; weights and masks are read at fixed addresses"
 
 
-def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | None):
-    """x [T, K] -> rac_gemm.Terms in bf16, natural order, by `activation_kernel`. Errors as there."""
+def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | None, amax: Tensor | None = None):
+    """x [T, K] -> rac_gemm.Terms in bf16, natural order, by `activation_kernel`. Errors as there.
+
+    amax: fp32 [T, 1] of whole tokens when x holds a part of their channels; checking it waits for the device. Raises
+    ValueError when it is not finite, or for a mask whose selection needs the other channels.
+    """
     from quads.kernels import rac_gemm, terms
 
     x = x.contiguous()
@@ -106,9 +111,13 @@ def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | 
         ones = torch.ones(x.shape[0], 1, dtype=torch.float32, device=x.device)
         return rac_gemm.Terms(_aligned(x.to(torch.bfloat16)), None, ones)
     if fmt == "nvfp4":
+        if amax is not None:
+            if rac is not None and rac.mask != "static":
+                raise ValueError(f"RAC mask {rac.mask!r} ranks all channels of a token, x holds a part; use static")
+            return terms.terms(x, rac, static_mask, global_scale(amax))
         quantize = rac_gemm.terms if without_kernel(rac) else terms.terms
         return quantize(x, rac, static_mask)
-    a = quantize_activation(x, fmt, rac, static_mask)
+    a = quantize_activation(x, fmt, rac, static_mask, amax)
     return rac_gemm.Terms(a.qs.to(torch.bfloat16).contiguous(), None, a.rcp.contiguous())
 
 

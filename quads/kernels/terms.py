@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quads.kernels.activation import quantize_activation
+from quads.kernels.activation import given_scale, quantize_activation
 from quads.kernels.backend import without_kernel
 from quads.kernels.blocks import activation_scale, global_scale, load_block, round_half, store_half
 from quads.kernels.encode import LAUNCH
@@ -52,10 +52,11 @@ def _keep(mask_ptr, column, half: tl.constexpr, inside):
 
 @triton.jit
 def _kernel(
-    x_ptr, first_ptr, second_ptr, mask_ptr, rcp_ptr, rows, groups, selected,
+    x_ptr, first_ptr, second_ptr, mask_ptr, rcp_ptr, gs_ptr, rows, groups, selected,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STATIC: tl.constexpr, ABSOLUTE: tl.constexpr, BF16: tl.constexpr,
+    GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """ROWS whole rows of WIDTH >= groups blocks."""
+    """ROWS whole rows of WIDTH >= groups blocks; GIVEN: their global scales are read from gs_ptr."""
     NB: tl.constexpr = ROWS * WIDTH
     lane = tl.arange(0, NB)
     row = tl.program_id(0) * ROWS + lane // WIDTH
@@ -64,9 +65,12 @@ def _kernel(
     block = row.to(tl.int64) * groups + column
     lo0, hi0, lo1, hi1, amax = load_block(x_ptr, block, inside, NB, BF16, False, "evict_first")
     x = (lo0, hi0, lo1, hi1)
-    row_gs = global_scale(_row_amax(amax, ROWS, WIDTH).to(tl.float32, bitcast=True))
-    row_rcp = tl.div_rn(1.0, row_gs)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if GIVEN:
+        row_gs = tl.load(gs_ptr + own, mask=own < rows, other=1.0)
+    else:
+        row_gs = global_scale(_row_amax(amax, ROWS, WIDTH).to(tl.float32, bitcast=True))
+    row_rcp = tl.div_rn(1.0, row_gs)
     tl.store(rcp_ptr + own, row_rcp, mask=own < rows)
     gs, rcp = _spread(row_gs, ROWS, WIDTH), _spread(row_rcp, ROWS, WIDTH)
     _, s, t, m = activation_scale(amax, gs, rcp)
@@ -92,10 +96,11 @@ def _kernel(
 
 
 @torch.no_grad()
-def terms(x: Tensor, rac: RacSpec | None = None, static_mask: Tensor | None = None) -> Terms:
+def terms(x: Tensor, rac: RacSpec | None = None, static_mask: Tensor | None = None, gs: Tensor | None = None) -> Terms:
     """NVFP4 terms of x [T, K], any strides; T may be 0. No wait for the GPU.
 
-    static_mask: bool [K] on x's device, any selection, read when the kernel runs. Raises ValueError for what
+    static_mask: bool [K] on x's device, any selection, read when the kernel runs. gs: fp32 [T, 1] when x holds a part
+    of the channels of whole tokens, whose scale it is (default: x's own). Raises ValueError for what
     `backend.without_kernel` names, a missing or misshaped static mask, K % 16 != 0, a dtype without kernel, a CPU
     tensor.
     """
@@ -103,7 +108,7 @@ def terms(x: Tensor, rac: RacSpec | None = None, static_mask: Tensor | None = No
     if reason:
         raise ValueError(f"no kernel for this compensation: {reason}; use rac_gemm.terms (torch)")
     if rac is None:
-        a = quantize_activation(x, "nvfp4")
+        a = quantize_activation(x, "nvfp4", gs=gs)
         return Terms(a.qs, None, a.rcp)
     flat = prepared(x, "terms")
     rows, groups = x.shape[0], x.shape[1] // BLOCK
@@ -111,12 +116,14 @@ def terms(x: Tensor, rac: RacSpec | None = None, static_mask: Tensor | None = No
     mask = residual_mask(x, rac, static_mask).contiguous().view(torch.uint8) if static else flat
     first, second = (torch.empty(x.shape, dtype=torch.bfloat16, device=x.device) for _ in range(2))
     rcp = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    scales = rcp if gs is None else given_scale(x, gs).expand(rows).contiguous()
     width = power_of_two(groups)
     per = max(1, TILE // width)
     if rows:
         _kernel[(triton.cdiv(rows, per),)](
-            flat, first, second, mask, rcp, rows, groups, units_selected(groups, rac.k), ROWS=per, WIDTH=width,
-            STATIC=static, ABSOLUTE=rac.score == "abs", BF16=flat.dtype == torch.bfloat16,
+            flat, first, second, mask, rcp, scales, rows, groups, units_selected(groups, rac.k), ROWS=per,
+            WIDTH=width, STATIC=static, ABSOLUTE=rac.score == "abs", BF16=flat.dtype == torch.bfloat16,
+            GIVEN=gs is not None,
             num_warps=max(1, min(8, per * width // (32 * LANES))), **LAUNCH,
         )  # fmt: skip
     return Terms(first, second, rcp)

@@ -11,7 +11,14 @@ from gemm_cases import DEVICE, gaussian
 
 from quads.kernels import backend, gemm, rac_gemm  # imported during collection, where the interpreter is chosen
 from quads.kernels.encode import INTERPRETED
-from quads.numerics.qdq import ActivationQ, WeightQ, emulated_linear, quantize_activation, quantize_weight
+from quads.numerics.qdq import (
+    ActivationQ,
+    WeightQ,
+    activation_amax,
+    emulated_linear,
+    quantize_activation,
+    quantize_weight,
+)
 from quads.numerics.rac import RacSpec
 
 assert gemm and rac_gemm
@@ -70,3 +77,28 @@ def test_reasons() -> None:
             backend.require("triton", torch.bfloat16, "cpu")
     else:
         backend.require("triton", torch.bfloat16, "cpu")
+
+
+@pytest.mark.parametrize(("activation", "weight", "rac"), CASES)
+def test_partial_products_of_split_tokens_add_up(activation, weight, rac) -> None:
+    """Two ranks with half of the channels each, given the tokens' amax: operands are slices, outputs add up."""
+    x, w = gaussian(9, 96).bfloat16(), gaussian(40, 96, seed=7)
+    x[:, -3] *= 30
+    wq, static = quantize_weight(w, weight), mask(96) if rac else None
+    rcp = wq.rcp.expand(40, 1).contiguous()
+    whole = backend.operands(x, activation, rac, static)
+    y = 0
+    for part in (slice(0, 48), slice(48, 96)):
+        own = None if static is None else static[part].contiguous()
+        amax = None if activation == "bf16" else activation_amax(x)
+        t = backend.operands(x[:, part], activation, rac, own, amax)
+        assert torch.equal(t.first, whole.first[:, part]) and torch.equal(t.rcp, whole.rcp)
+        y = y + backend.linear_product(t, wq.qs[:, part].bfloat16().contiguous(), rcp, torch.float32)
+    expected = backend.linear_product(whole, wq.qs.bfloat16(), rcp, torch.float32)
+    assert torch.allclose(y, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_token_mask_over_split_tokens_is_refused() -> None:
+    x = gaussian(3, 32).bfloat16()
+    with pytest.raises(ValueError, match="use static"):
+        backend.operands(x, "nvfp4", RacSpec(0.5, mask="token"), None, activation_amax(x))

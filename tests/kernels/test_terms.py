@@ -8,6 +8,7 @@ import torch
 from kernel_cases import DEVICE, assert_bytes, hard, poison
 
 from quads.kernels import rac_gemm, terms
+from quads.numerics.nvfp4 import global_scale
 from quads.numerics.qdq import quantize_activation
 from quads.numerics.rac import RacSpec, select
 
@@ -111,3 +112,21 @@ def test_large(shape) -> None:
     x = (torch.randn(shape, device=DEVICE) * torch.exp2(torch.randn(shape[0], 1, device=DEVICE) * 4)).to(torch.bfloat16)
     for spec in SPECS:
         check(x, spec, random_mask(shape[1], spec) if spec else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("spec", [None, RacSpec(0.3), RacSpec(0.3, "channel")])
+def test_parts_of_tokens_with_their_scale_are_parts_of_the_terms(spec, dtype) -> None:
+    x = hard(9, 160, dtype=dtype).nan_to_num(0, 6e4, -6e4)
+    mask = random_mask(160, spec) if spec else None
+    whole, gs = terms.terms(x, spec, mask), global_scale(x.float().abs().amax(-1, keepdim=True))
+    for part in (slice(0, 64), slice(64, 160)):
+        own = None if mask is None else mask[part].contiguous()
+        got = terms.terms(x[:, part], spec, own, gs)
+        assert_bytes(got.first, whole.first[:, part].contiguous(), f"{spec} first")
+        assert_bytes(got.rcp, whole.rcp, f"{spec} rcp")
+        if spec is not None:
+            assert_bytes(got.second, whole.second[:, part].contiguous(), f"{spec} second")
+    alone = [terms.terms(x[:, part]).rcp for part in (slice(0, 64), slice(64, 160))]
+    assert any(not torch.equal(rcp, whole.rcp) for rcp in alone)
+    assert terms.terms(x[:1, :64], None, None, gs[:1]).rcp.shape == (1, 1)
