@@ -139,7 +139,8 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         self, layer: torch.nn.Module, x: torch.Tensor, token: torch.Tensor | None, rows: DeviceRows | RoutedRows
     ) -> torch.Tensor:
         """The same as one custom op, without a wait for the GPU when the config is graph-safe. Mode bf16 too."""
-        masks = getattr(layer, ATTRIBUTE).masks
+        state = getattr(layer, ATTRIBUTE)
+        masks = state.masks
         weights = (layer.w13_weight, layer.w13_rcp, layer.w2_weight, layer.w2_rcp)
         rest = (masks.get(f"{self.name}.w13"), masks.get(f"{self.name}.w2"), self.config.engine.mode.activation)
         if isinstance(rows, DeviceRows):
@@ -149,8 +150,33 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
             counts[expert] = count
         ends = list(itertools.accumulate(counts, initial=0))
         offsets = torch.tensor(ends, dtype=torch.int32, device=x.device)
+        if f"{self.name}.w2" in state.split and self.config.engine.mode.activation != "bf16":
+            return self._part(x, token, offsets, weights, state)
         with naming_input(self.name):
             return kernels.expert_rows(x, token, offsets, *weights, *rest, self.config.rac)
+
+    def _part(
+        self,
+        x: torch.Tensor,
+        token: torch.Tensor | None,
+        offsets: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        state: LayerState,
+    ) -> torch.Tensor:
+        """`_triton` on this rank's part of every expert: the amax of the second GEMM's rows crosses the ranks; eager
+        only.
+        """
+        mode, (w13, rcp13, w2, rcp2) = self.config.engine.mode, weights
+        first, second = f"{self.name}.w13", f"{self.name}.w2"
+        with naming_input(first):
+            t = kernels.operands(x, mode.activation, mode.rac, state.masks.get(first))
+        if token is not None:
+            t = type(t)(*(None if part is None else part[token] for part in t))
+        gate, up = kernels.grouped_product(t, w13, rcp13, offsets, x.dtype).chunk(2, dim=-1)
+        h = silu(gate) * up
+        with naming_input(second):
+            t = kernels.operands(h, mode.activation, mode.rac, state.masks.get(second), state.common_amax(second, h))
+        return kernels.grouped_product(t, w2, rcp2, offsets, x.dtype)
 
 
 def local_experts(topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:

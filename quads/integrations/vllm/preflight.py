@@ -47,12 +47,16 @@ def preflight(vllm_config: Any) -> None:
     check_cuda(vllm_config.device_config.device_type)
     require(config.engine.backend, vllm_config.model_config.dtype, vllm_config.device_config.device_type)
     check_parallel(vllm_config.parallel_config)
+    spread = vllm_config.parallel_config.tensor_parallel_size > 1 and config.engine.mode.activation != "bf16"
+    if spread:
+        config.graph_safe = False
+        config.graph_reason = "the amax of a token crosses tensor parallel ranks in the middle of a layer"
     config.engine_mode = engine_mode(vllm_config)
     if config.engine_mode != "eager" and not config.graph_safe:
         raise RuntimeError(
             f"{config.engine_mode}: mode {config.engine.mode.name} with backend {config.engine.backend!r} can neither "
             f"be captured nor compiled: {config.graph_reason}; start the engine with enforce_eager=True"
-            + ("" if config.engine.backend == "triton" else ", or choose backend 'triton'")
+            + ("" if spread or config.engine.backend == "triton" else ", or choose backend 'triton'")
         )
 
 

@@ -230,8 +230,20 @@ class QuadsLinearMethod(OnlineLinearBase):
         self, layer: torch.nn.Module, state: LayerState, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """One custom op; nothing here waits for the GPU or depends on values, so that it can be traced and captured."""
+        if (amax := state.common_amax(self.name, x)) is not None:
+            return self._part(layer, state, x, bias, amax)
         mask, formats = state.masks.get(self.name), (self.config.engine.mode.activation, self.config.rac)
         if self.config.graph_safe:
             return kernels.linear(x, layer.weight, layer.weight_rcp, mask, bias, *formats)
         with naming_input(self.name):
             return kernels.linear(x, layer.weight, layer.weight_rcp, mask, bias, *formats)
+
+    def _part(
+        self, layer: torch.nn.Module, state: LayerState, x: torch.Tensor, bias: torch.Tensor | None, amax: torch.Tensor
+    ) -> torch.Tensor:
+        """The same on this rank's channels of whole tokens with the given amax; eager only."""
+        mode, rows = self.config.engine.mode, x.reshape(-1, x.shape[-1])
+        with naming_input(self.name):
+            t = kernels.operands(rows, mode.activation, mode.rac, state.masks.get(self.name), amax.view(-1, 1))
+        y = kernels.linear_product(t, layer.weight, layer.weight_rcp, x.dtype, bias)
+        return y.view(*x.shape[:-1], -1)

@@ -11,7 +11,8 @@ additions, and by the rounding of every partial output to the engine's dtype.
 Contract: collectives stand in the order of the layers, equal on all ranks; an error of one rank is an error of all,
 because a rank that raises alone would leave the others waiting. A maximum is exact: any order gives the same bits.
 Refused by name: masks that are chosen while running (batch, token) where K is split, because they rank channels that
-other ranks hold; expert parallelism; backends other than reference; engines of several ranks under verl.
+other ranks hold; expert parallelism; backends other than reference and triton; engines of several ranks under verl;
+CUDA graphs and compilation of quantized activations, because their amax crosses the ranks inside a layer.
 Differs from vLLM's own quantization methods, whose scales are those of the shard.
 """
 
@@ -29,7 +30,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinea
 from quads.numerics.formats import BLOCK
 from quads.rollout.mode import EngineConfig
 
-GIVEN_AMAX = ("reference",)  # backends that can quantize a token with an amax from elsewhere
+GIVEN_AMAX = ("reference", "triton")  # backends that can quantize a token with an amax from elsewhere
 
 
 @dataclass(frozen=True)
@@ -100,20 +101,17 @@ def check_shard(name: str, config: EngineConfig, shard: Shard, local: int, inner
     if shard.size == 1:
         return
     mode, size = config.mode, f"tensor parallel size {shard.size}"
-    if config.backend == "native":
-        raise ValueError(f"{name}: backend 'native' with {size} is not supported; use tensor_parallel_size=1")
+    if config.backend not in GIVEN_AMAX:
+        raise ValueError(
+            f"{name}: backend {config.backend!r} with {size} is not supported (its kernels take scales from one rank's "
+            f"part); use {' or '.join(map(repr, GIVEN_AMAX))}, or tensor_parallel_size=1"
+        )
     if not inner or (mode.activation == "bf16" and mode.weight != "nvfp4"):
         return
     if "nvfp4" in (mode.weight, mode.activation) and local % BLOCK:
         raise ValueError(
             f"{name}: K={local * shard.size} over {size} leaves {local} channels to a rank, no multiple of the NVFP4 "
             f"block {BLOCK}; use a smaller tensor_parallel_size"
-        )
-    if config.backend not in GIVEN_AMAX and mode.activation != "bf16":
-        raise ValueError(
-            f"{name}: {mode.activation} activations of backend {config.backend!r} with {size} are not supported: its "
-            f"kernels take a token's scale from the channels of one rank; use backend 'reference', or "
-            f"tensor_parallel_size=1"
         )
     if mode.rac is not None and not mode.needs_masks:
         raise ValueError(
