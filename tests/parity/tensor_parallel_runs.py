@@ -8,7 +8,7 @@ weights B through the layerwise reload, dump, score. OUT/report.json and one lin
 
     differing    elements of q*s and of its factors that differ (0 is the claim), of how many
     per_shard    elements that would differ if every rank took the scale of its shard alone: what the claim excludes
-    above        share of log-probs that differ by more than 1e-4; median and max of all differences
+    above        share of log-probs that differ by more than 1e-4; median, mean and max of all differences
 
 Float32 engines differ by the order of additions, 1e-6; where an activation lies on a rounding boundary that flips a
 code and moves the token and its successors by up to 1e-2. w4a16 runs with one k/v head, which both ranks hold.
@@ -157,7 +157,7 @@ def child(job: dict, size: int) -> None:
         Path(f"{stem}.json").write_text(json.dumps(result))
         llm.llm_engine.engine_core.shutdown()
         del llm
-    if size > 1:
+    if size > 1 and job["backend"] == "reference":
         (out / "refusals.json").write_text(json.dumps(refusals(job, size)))
 
 
@@ -212,6 +212,7 @@ def compare(job: dict) -> dict[str, dict]:
                 "logprobs": moved.numel(),
                 "above": float((moved > THRESHOLD).float().mean()),
                 "median": float(moved.median()),
+                "mean": float(moved.mean()),
                 "max": float(moved.max()),
                 "start_s": [runs[s]["start_s"] for s in SIZES],
             }

@@ -8,8 +8,10 @@ p ranks of vLLM's tensor parallel group. Scales come from amax over the whole we
 expert; fp8: row) and over the whole token, so the local amax becomes the maximum over the group; then every shard is a
 slice of what one rank would hold, bit for bit, and so is every quantized input. Outputs differ by the order of the
 additions, and by the rounding of every partial output to the engine's dtype.
-Contract: collectives stand in the order of the layers, equal on all ranks; an error of one rank is an error of all,
-because a rank that raises alone would leave the others waiting. A maximum is exact: any order gives the same bits.
+Contract: an error of one rank is an error of all, because a rank that raises alone would leave the others waiting. A
+maximum is exact: any order gives the same bits.
+TRAP: layers are quantized as they become complete, so all ranks must get the tensors in one order. vLLM's default loader
+and a weight update do; a loader that takes files as they arrive (enable_multithread_load) does not.
 Refused by name: masks that are chosen while running (batch, token) where K is split, because they rank channels that
 other ranks hold; expert parallelism; backends other than reference and triton; engines of several ranks under verl;
 CUDA graphs and compilation of quantized activations, because their amax crosses the ranks inside a layer.
