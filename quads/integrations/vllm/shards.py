@@ -10,8 +10,8 @@ slice of what one rank would hold, bit for bit, and so is every quantized input.
 additions, and by the rounding of every partial output to the engine's dtype.
 Contract: an error of one rank is an error of all, because a rank that raises alone would leave the others waiting. A
 maximum is exact: any order gives the same bits.
-TRAP: layers are quantized as they become complete, so all ranks must get the tensors in one order. vLLM's default loader
-and a weight update do; a loader that takes files as they arrive (enable_multithread_load) does not.
+TRAP: layers are quantized as they become complete, so all ranks must get the tensors in one order. vLLM's default
+loader and a weight update do; a loader that takes files as they arrive (enable_multithread_load) does not.
 Refused by name: masks that are chosen while running (batch, token) where K is split, because they rank channels that
 other ranks hold; expert parallelism; backends other than reference and triton; engines of several ranks under verl;
 CUDA graphs and compilation of quantized activations, because their amax crosses the ranks inside a layer.
