@@ -67,12 +67,15 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) ->
          "target": f"{small}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0},
         *rollouts(big, root)[:4],
     ]  # fmt: skip
+    tensor = python("tests/parity/tensor_parallel_runs.py", root / OUT / "tensor")
+    jobs.append({"name": "tensor", "command": tensor, "target": f"{OUT}/tensor/report.json", "gpus": 2, "share": 0.1})
     for arm in ARMS:
         target = f"{OUT}/train-{arm}.json"
         compare = ["--compare-weights"] if arm == "quads" else []
         command = python(
             "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", small, "--data", data,
-            "--out", root / target, "--set", f"runtime.gpus_per_node={gpus}", *compare,
+            "--out", root / target, *compare, "--set", f"runtime.gpus_per_node={gpus}",
+            f"runtime.rollout_graphs={arm != 'fp8'}".lower(),
         )  # fmt: skip
         needs = [f"{small}/manifest.json", f"{data}/manifest.json"]
         jobs.append({"name": f"train-{arm}", "command": command, "target": target, "needs": needs, "gpus": gpus,
