@@ -59,7 +59,6 @@ def test_backend_triton(tmp_path):
     options = ("--modes", "w4a4+rac", "--dtype", "bfloat16", "--backend", "triton")
     for row in rows(run_program(tmp_path, *options, TRITON_INTERPRET="1")).values():
         assert (row["differing"], row["tensors"]) == (0, 24) and row["per_shard"] > 0
-        assert row["mean"] <= TOLERANCES["tensor_parallel_bf16_mean"].limit
 
 
 @pytest.mark.parametrize("update", UPDATES)
