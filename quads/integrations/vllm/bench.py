@@ -33,6 +33,7 @@ from typing import Any, Self, TextIO
 
 from quads.config import Evaluation, Runtime
 from quads.integrations.vllm.generate import Engine, EngineError, prepare_environment
+from quads.integrations.vllm.update import update_masks
 from quads.lifeline import watch_parent
 
 log = logging.getLogger(__name__)
@@ -85,12 +86,6 @@ class BenchEngine(Engine):
         return self
 
     @property
-    def runner(self) -> Any:
-        """vLLM's model runner of this process."""
-        worker = self._llm.llm_engine.model_executor.driver_worker
-        return getattr(worker, "worker", worker).model_runner
-
-    @property
     def backend(self) -> str:
         """What multiplies, by the receipt."""
         return "native (vLLM)" if self.said["stock"] else str(self.receipt["backend"])
@@ -118,7 +113,8 @@ class BenchEngine(Engine):
         if self.said["stock"]:
             raise EngineError("a stock engine is not refreshed: that is the plugin's part")
         if not self.weights:
-            self.weights = [*self._tensors(), *self._masks()]
+            masks = Path(self.said["masks"]) if self.said["masks"] else None
+            self.weights = [*self._tensors(), *update_masks(self.runner.get_model(), masks, self._device())]
         start = self._begin()
         # The trainer's receiver clones every tensor out of its buffer.
         layerwise_reload(self.runner, ((name, tensor.clone()) for name, tensor in self.weights))
@@ -143,30 +139,6 @@ class BenchEngine(Engine):
                         sent = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
                         kept[key] = sent.to(self._device())
                     yield name, kept[key]
-
-    def _masks(self) -> Iterator[tuple[str, Any]]:
-        """From the file, or random ones of the right size: what they select does not change the work."""
-        import torch
-
-        from quads.integrations.vllm.reload import file_weights
-        from quads.integrations.vllm.state import quads_layers
-        from quads.layers.names import RAC_MASK_PREFIX
-        from quads.numerics.rac import select
-
-        states = [state for _, state in quads_layers(self.runner.get_model()) if state.masks]
-        given = dict(file_weights(self.said["masks"])) if self.said["masks"] and states else {}
-        draw = torch.Generator().manual_seed(0)
-        for state in states:
-            for key, mask in state.masks.items():
-                if self.said["masks"] and key not in given:
-                    raise EngineError(f"{self.said['masks']} holds no mask {key}; it has {', '.join(sorted(given))}")
-                chosen = given.get(key)
-                if chosen is None:
-                    scores = torch.rand(mask.shape[0], generator=draw, dtype=torch.float64)
-                    spec = state.config.mode.rac
-                    assert spec is not None  # it has masks
-                    chosen = select(scores, spec)
-                yield RAC_MASK_PREFIX + key, chosen.to(torch.uint8).to(self._device())
 
     def _device(self) -> str:
         return "cpu" if self.runtime.device == "cpu" else "cuda"

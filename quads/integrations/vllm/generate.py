@@ -174,12 +174,39 @@ class Engine:
         self._llm = None
         gc.collect()
 
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner, in this process. Raises EngineError when it lives in another one."""
+        if self._llm is None:
+            raise EngineError(f"the engine is not running; use it as `with {type(self).__name__}(...) as engine`")
+        try:
+            worker = self._llm.llm_engine.model_executor.driver_worker
+        except AttributeError:
+            raise EngineError(
+                "the engine's model is in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0"
+            ) from None
+        return getattr(worker, "worker", worker).model_runner
+
+    def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
+        """Log-probs of sequences[i][starts[i]:] by prefill; all are handed over at once, vLLM forms the batches."""
+        from vllm import SamplingParams
+
+        if self._llm is None:
+            raise EngineError(f"the engine is not running; use it as `with {type(self).__name__}(...) as engine`")
+        params = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._llm.generate([{"prompt_token_ids": list(s)} for s in sequences], params, use_tqdm=False)
+        scored = []
+        for output, sequence, start in zip(outputs, sequences, starts, strict=True):
+            steps = zip(output.prompt_logprobs[start:], sequence[start:], strict=True)
+            scored.append([float(step[token].logprob) for step, token in steps])
+        return scored
+
     def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Sample]:
         """One sample per prompt, in order. `prompts` are token ids, `seeds` 0 <= seed < 2**31, one per prompt."""
         from vllm import SamplingParams
 
         if self._llm is None:
-            raise EngineError("the engine is not running; use it as `with Engine(...) as engine`")
+            raise EngineError(f"the engine is not running; use it as `with {type(self).__name__}(...) as engine`")
         params = [
             SamplingParams(
                 n=1,

@@ -64,29 +64,7 @@ class ScoringEngine(Engine):
 
     def module(self) -> Any:
         """The loaded torch model of this process. Raises EngineError when it lives in another process."""
-        if self._llm is None:
-            raise EngineError("the engine is not running; use it as `with ScoringEngine(...) as engine`")
-        try:
-            worker = self._llm.llm_engine.model_executor.driver_worker
-        except AttributeError:
-            raise EngineError(
-                "the engine's model is in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0"
-            ) from None
-        return getattr(worker, "worker", worker).model_runner.get_model()
-
-    def score(self, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
-        """Log-probs of sequences[i][starts[i]:]; all sequences are handed over at once, vLLM forms the batches."""
-        from vllm import SamplingParams
-
-        if self._llm is None:
-            raise EngineError("the engine is not running; use it as `with ScoringEngine(...) as engine`")
-        params = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._llm.generate([{"prompt_token_ids": list(s)} for s in sequences], params, use_tqdm=False)
-        scored = []
-        for output, sequence, start in zip(outputs, sequences, starts, strict=True):
-            steps = zip(output.prompt_logprobs[start:], sequence[start:], strict=True)
-            scored.append([float(step[token].logprob) for step, token in steps])
-        return scored
+        return self.runner.get_model()
 
     @contextmanager
     def recorded(self) -> Iterator[list[list[Any]]]:
