@@ -57,9 +57,10 @@ def results(tmp_path_factory) -> dict:
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         job["broken"][part] = str(folder)
     (root / "job.json").write_text(json.dumps(job))
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
     child = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("triton_engine_runs.py")), str(root / "job.json")],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited])},
         capture_output=True,
         text=True,
         timeout=900,
@@ -95,7 +96,10 @@ def test_no_request_without_masks(results, engine):
 def test_receipts(results):
     rows = {name: results[name]["receipt"]["execution"] for name in results if "," in name}
     assert (rows["reference,eager"]["backend"], rows["reference,eager"]["graph_safe"]) == ("reference", False)
+    assert results["reference,eager"]["receipt"]["backend_check"] is None
     for name in ("triton,eager", CAPTURED):
+        checked = results[name]["receipt"]["backend_check"]["layers"]
+        assert [row["module"].rpartition(".")[2] for row in checked] == ["qkv_proj", "o_proj", "experts"]
         row = rows[name]
         assert (row["backend"], row["activation_kernel"], row["graph_safe"]) == ("triton", "triton", True)
         modules = [m for m in results[name]["receipt"]["modules"] if m["status"] == "quantized"]

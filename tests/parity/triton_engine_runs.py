@@ -19,15 +19,14 @@ from pathlib import Path
 
 from quads.rollout.device import GPU
 
-ON_GPU = "cpu" not in importlib.metadata.version("vllm")
-CPU = {
-    "VLLM_CPU_CI_ENV": "1",  # else vLLM replaces the eager backend by Inductor, whose fused kernels round differently
-    "TRITON_INTERPRET": "1",
-}
-if not ON_GPU:
-    os.environ.pop("TORCHDYNAMO_DISABLE", None)
+os.environ.pop("TORCHDYNAMO_DISABLE", None)
 os.environ.update(
-    **(GPU if ON_GPU else CPU),
+    **(
+        GPU
+        if "cpu" not in importlib.metadata.version("vllm")
+        # CI_ENV: else vLLM replaces the eager backend by Inductor, whose fused kernels round differently.
+        else {"VLLM_CPU_CI_ENV": "1", "TRITON_INTERPRET": "1"}
+    ),
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
@@ -48,6 +47,7 @@ from quads.layers.names import RAC_MASK_PREFIX
 from quads.numerics.rac import RacSpec
 from quads.rollout.mode import RolloutMode
 
+ON_GPU = "cpu" not in importlib.metadata.version("vllm")
 W4A4_RAC = RolloutMode("nvfp4", "nvfp4", RacSpec(0.5))
 SEQUENCES = [[2, 9, 30, 11, 7, 21, 40, 3], [5, 6, 41, 8, 19]]
 if ON_GPU:

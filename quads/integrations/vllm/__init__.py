@@ -8,8 +8,12 @@
     state.py          per-layer state: names, masks, counters
     shards.py         tensor parallelism: scales of whole layers and tokens, what is refused
     preflight.py      refusals before weights are loaded and before a step is run
+    guard.py          a fresh engine's backend against the reference, one layer of each kind
+    execution.py      eager or CUDA graphs, as engine arguments
     receipt.py        what was quantized, written as JSON and checked for completeness
     reload.py         weight updates and weight dumps
+    update.py         a whole weight update made from a checkpoint folder
+    generate.py       an engine as a context manager: evaluation; score.py, bench.py, parity.py build on it
 
 Backend, by config key `backend` and in the receipt: reference = "emulated (torch)", triton = "emulated (triton)",
 native = an error until FP4 hardware ran it. Values are those of an NVFP4 GEMM, time is not: no FP4 kernel runs.

@@ -60,6 +60,7 @@ class QuadsConfig(QuantizationConfig):
         self.engine_mode = "unknown"  # eager, or how vLLM compiles and captures (preflight)
         self.has_masks = not mode.needs_masks  # whether every static mask has arrived
         self.reloads = 0  # completed weight updates
+        self.backend_check: dict[str, Any] | None = None  # of guard.check_layers; None with backend reference
         self.broken: str | None = None  # why the weights can no longer be trusted
 
     def get_name(self) -> str:

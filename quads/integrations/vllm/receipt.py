@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The receipt: what the engine really quantized, with which backend, written as JSON and checked for completeness.
 
-    {"plugin", "mode", "backend", "execution", "config", "model", "modules": [{"module", "kind", "status", "reason",
-     "weight", "activation", "activation_kernel", "shapes", "loads"}], "counts", "masks", "reloads",
+    {"plugin", "mode", "backend", "execution", "backend_check", "config", "model", "modules": [{"module", "kind",
+     "status", "reason", "weight", "activation", "activation_kernel", "shapes", "loads"}], "counts", "masks", "reloads",
      "tensor_parallel_size", "versions", "pid"}
     execution = {"backend", "chosen_by", "activation_kernel", "activation_reason", "graph_safe", "graph_reason",
                  "engine_mode", "non_finite_input"}
+    backend_check = of quads.integrations.vllm.guard: {"backend", "layers", "largest"}, null with backend reference
 
 Modules, shapes and masks are those of rank 0 of a tensor parallel group, which writes the file.
 Written after the model is loaded and after every completed weight update; atomically, so that a reader never sees half
@@ -31,6 +32,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 import quads
+from quads.integrations.vllm.guard import check_layers
 from quads.integrations.vllm.quantization import QuadsConfig, engine_layer_name
 from quads.integrations.vllm.shards import is_first_rank
 from quads.integrations.vllm.state import quads_layers
@@ -43,9 +45,10 @@ _CHECKED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def finish_load(model: torch.nn.Module, config: QuadsConfig) -> None:
-    """Check that the model is complete and write the receipt."""
+    """Check that the model is complete, that its backend multiplies as the reference does, and write the receipt."""
     check_skip(model, config)
     check_parameters(model)
+    config.backend_check = check_layers(model, config)
     receipt = build_receipt(model, config)
     left = [row["module"] for row in receipt["modules"] if row["status"] == "missed"]
     if left:
@@ -116,6 +119,7 @@ def build_receipt(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any]
         "mode": config.engine.mode.name,
         "backend": config.backend,
         "execution": execution(config),
+        "backend_check": config.backend_check,
         "config": config.engine.to_dict(),
         "model": type(model).__name__,
         "modules": rows,
