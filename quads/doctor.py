@@ -99,12 +99,15 @@ def gpu(purpose: str) -> list[Line]:
 
     major, minor = torch.cuda.get_device_capability()
     name, count = torch.cuda.get_device_name(), torch.cuda.device_count()
-    triton, native = unavailable("triton"), unavailable("native")
+    triton, native, cutlass = (unavailable(name) for name in ("triton", "native", "cutlass"))
     lines = [Line("GPU", "ok", f"{count} x {name}, compute capability {major}.{minor}, CUDA {torch.version.cuda}")]
     lines.append(needed("backend triton", triton, "emulated exactly, Triton kernels", required=False))
-    lines.append(needed("backend native", native, "FP4 tensor cores", required=False))
-    kind = "native" if native is None else "emulated (triton, reference)" if triton is None else "emulated (reference)"
-    lines.append(Line("NVFP4", "ok", f"{kind}" + ("" if native is None else "; no speed claim")))
+    said = "FP4 tensor cores; nobody has run it yet (docs/kernels.md)"
+    lines.append(needed("backend native", native, f"Triton's product, {said}", required=False))
+    lines.append(needed("backend cutlass", cutlass, f"vLLM's ops, if its build has them; {said}", required=False))
+    fp4 = native is None or cutlass is None
+    kind = "native" if fp4 else "emulated (triton, reference)" if triton is None else "emulated (reference)"
+    lines.append(Line("NVFP4", "ok", f"{kind}" + ("" if fp4 else "; no speed claim")))
     return lines
 
 

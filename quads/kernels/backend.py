@@ -4,15 +4,17 @@
     backend     product                                    activations             needs
     reference   numerics.qdq.emulated_linear, fp32 torch   numerics.qdq            nothing; it is the definition
     triton      kernels.gemm, q*s in bf16 units            kernels.terms           a GPU (or Triton's interpreter), bf16
-    native      kernels.native, FP4 units                  packed operands         compute capability 10
+    native      kernels.native, FP4 units, Triton          native_quantize, packed compute capability 10, Triton 3.7
+    cutlass     kernels.cutlass, FP4 units, vLLM's ops     native_quantize, packed compute capability 10, bf16
 
     torch.ops.quads.linear        x [T, K], weight bf16 [N, K] = q*s, rcp fp32 [N, 1]  ->  y [T, N] in x's dtype
     torch.ops.quads.expert_rows   x [T, D], rows sorted by expert  ->  y [R, D]: both GEMMs of gated SiLU experts
+The last two store packed weights and have ops of their own: `native_layers`.
 
 Contract: nothing falls back. `require` raises RuntimeError with the reason when a backend cannot run here. The products
-differ from the reference by the order of fp32 additions, hence by a bf16 step in rare elements; quantized activations
-do not differ. What quantizes them is `activation_kernel`: "triton", or "torch" for fp8 activations, batch masks and
-token masks by channel, or "none" for bf16 activations.
+differ from the reference by the order of fp32 additions, hence by a bf16 step in rare elements (cutlass rounds once
+more); quantized activations do not differ. What quantizes them is `activation_kernel`: "triton", or "torch" for fp8
+activations, batch masks and token masks by channel, or "none" for bf16 activations.
 
 CUDA graphs and compilers (`graph_safe`): with kernel "triton" or "none" the ops hold no host value and never wait for
 the GPU; weights, masks and offsets are read at their addresses when they run, so a captured graph sees what was written
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -33,7 +36,8 @@ from quads.numerics.nvfp4 import global_scale
 from quads.numerics.qdq import Format, quantize_activation
 from quads.numerics.rac import RacSpec
 
-BACKENDS = ("reference", "triton", "native")
+BACKENDS = ("reference", "triton", "native", "cutlass")
+PACKED = ("native", "cutlass")  # store packed weights and multiply NVFP4 by NVFP4 only
 
 
 def unavailable(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> str | None:
@@ -44,12 +48,14 @@ def unavailable(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "c
         return None
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if name == "native":
-        from quads.kernels import native
-
-        return native.unavailable() or "the engine keeps q*s, not packed codes: the native kernels are not wired in yet"
     from quads.kernels.encode import INTERPRETED
 
+    if name in PACKED:
+        from quads.kernels import cutlass, native
+
+        if device != "cuda" and not INTERPRETED:
+            return f"FP4 units need a CUDA device, the model is on {device}"
+        return native.unavailable() if name == "native" else cutlass.unavailable(dtype)
     if not INTERPRETED:
         if device != "cuda":
             return f"its kernels need a CUDA device, the model is on {device}"
@@ -60,11 +66,18 @@ def unavailable(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "c
     return None
 
 
-def require(name: str, dtype: torch.dtype, device: str) -> None:
-    """RuntimeError naming the backend, the reason and what to do when it cannot run."""
-    reason = unavailable(name, dtype, device)
+def require(name: str, dtype: torch.dtype, device: str, formats: tuple[str, str] | None = None) -> None:
+    """RuntimeError naming the backend, the reason and what to do when it cannot run; formats: of weight, activation."""
+    reason = unavailable(name, dtype, device) or (unsupported(name, *formats) if formats else None)
     if reason:
         raise RuntimeError(f"backend {name!r} is not available here: {reason}; choose another of {', '.join(BACKENDS)}")
+
+
+def unsupported(name: str, weight: str, activation: str) -> str | None:
+    """Why backend `name` multiplies no operands of these formats on any device, or None."""
+    if name in PACKED and (weight, activation) != ("nvfp4", "nvfp4"):
+        return f"it multiplies NVFP4 by NVFP4, not {weight} weights by {activation} activations"
+    return None
 
 
 def without_kernel(rac: RacSpec | None) -> str | None:
@@ -85,7 +98,8 @@ def activation_kernel(backend: str, fmt: str, rac: RacSpec | None) -> tuple[str,
     if fmt != "nvfp4":
         return "torch", f"no kernel quantizes {fmt} activations"
     reason = without_kernel(rac)
-    return ("torch", reason) if reason else ("triton", "quads.kernels.terms")
+    kernel = "quads.kernels.terms" if backend == "triton" else "quads.kernels.native_quantize"
+    return ("torch", reason) if reason else ("triton", kernel)
 
 
 def graph_safe(backend: str, fmt: str, rac: RacSpec | None) -> tuple[bool, str]:
@@ -96,6 +110,16 @@ def graph_safe(backend: str, fmt: str, rac: RacSpec | None) -> tuple[bool, str]:
     if kernel == "torch":
         return False, f"activations are quantized by torch, whose finite check waits for the device ({reason})"
     return True, "custom ops without host values; weights and masks are read at fixed addresses"
+
+
+def product(backend: str) -> str:
+    """What multiplies and when it rounds, for receipts."""
+    return {
+        "reference": "quads.numerics in fp32, one rounding; mode bf16: torch's linear",
+        "triton": "quads.kernels.gemm, bf16 units on q*s; one rounding",
+        "native": "quads.kernels.native, Triton dot_scaled on FP4 units, scales in the epilogue; one rounding",
+        "cutlass": "vLLM's cutlass_scaled_fp4_mm and cutlass_fp4_moe_mm, alpha 1; rounded before and after the scales",
+    }[backend]
 
 
 def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | None, amax: Tensor | None = None):
@@ -189,23 +213,34 @@ def _expert_rows_shape(x, token, offsets, w13, rcp13, w2, rcp2, mask13, mask2, a
 
 
 _LIBRARY = torch.library.Library("quads", "FRAGMENT")
-_SCHEMAS = {
-    "linear": (
-        "(Tensor x, Tensor weight, Tensor rcp, Tensor? mask, Tensor? bias, str activation, str rac) -> Tensor",
-        _linear,
-        _linear_shape,
-    ),
-    "expert_rows": (
-        "(Tensor x, Tensor? token, Tensor offsets, Tensor w13, Tensor rcp13, Tensor w2, Tensor rcp2, Tensor? mask13, "
-        "Tensor? mask2, str activation, str rac) -> Tensor",
-        _expert_rows,
-        _expert_rows_shape,
-    ),
-}
-for _name, (_schema, _function, _shape) in _SCHEMAS.items():
-    _LIBRARY.define(_name + _schema)
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"quads::{_name}", _shape, lib=_LIBRARY)
+# What is registered: name -> (schema, function, function of the output's shape).
+SCHEMAS: dict[str, tuple[str, Callable, Callable]] = {}
+
+
+def define(schemas: Mapping[str, tuple[str, Callable, Callable]]) -> None:
+    """Register ops torch.ops.quads.<name> (SCHEMAS); they are opaque to torch.compile."""
+    SCHEMAS.update(schemas)
+    for name, (schema, function, shape) in schemas.items():
+        _LIBRARY.define(name + schema)
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"quads::{name}", shape, lib=_LIBRARY)
+
+
+define(
+    {
+        "linear": (
+            "(Tensor x, Tensor weight, Tensor rcp, Tensor? mask, Tensor? bias, str activation, str rac) -> Tensor",
+            _linear,
+            _linear_shape,
+        ),
+        "expert_rows": (
+            "(Tensor x, Tensor? token, Tensor offsets, Tensor w13, Tensor rcp13, Tensor w2, Tensor rcp2, "
+            "Tensor? mask13, Tensor? mask2, str activation, str rac) -> Tensor",
+            _expert_rows,
+            _expert_rows_shape,
+        ),
+    }
+)
 
 
 def linear(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from quads.numerics.packed import Packed, pack_weight
 from quads.numerics.qdq import WeightQ, quantize_weight, weight_amax, weight_row_amax
 
 Maximum = Callable[[torch.Tensor], torch.Tensor]
@@ -47,9 +48,7 @@ def quantize_rows(
     Raises ValueError naming `name` when K is no multiple of 16 (nvfp4) or when w holds a non-finite value, on every
     rank when it sits in another shard.
     """
-    if sum(widths) != w.shape[-2]:
-        raise ValueError(f"{name}: parts of {list(widths)} rows do not add up to {w.shape[-2]}; fix the logical widths")
-    parts = w.split(list(widths), dim=-2)
+    parts = _parts(w, widths, name)
     try:
         amax = _amax(parts, fmt, scale_group, everywhere)
         rows = everywhere(weight_row_amax(w)) if everywhere and inner and fmt == "fp8" else None
@@ -71,3 +70,24 @@ def _amax(
     if everywhere is not None:
         each = everywhere(each)
     return [each.amax(0)] * len(parts) if scale_group == "fused" else list(each)
+
+
+def pack_rows(w: torch.Tensor, widths: Sequence[int], scale_group: str, name: str) -> Packed:
+    """The same NVFP4 weight in bytes: codes uint8 [..., N, K/2], row-major scales uint8 [..., N, K/16], gs fp32
+    [..., N, 1]. Decoded it is `quantize_rows(w, "nvfp4", ...)`, bit for bit; errors as there.
+    """
+    parts = _parts(w, widths, name)
+    try:
+        amax = group_amax(parts) if scale_group == "fused" else None
+        packed = [pack_weight(part, amax) for part in parts]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    gs = [p.gs.expand(*part.shape[:-1], 1) for p, part in zip(packed, parts, strict=True)]
+    codes, scales = (torch.cat([p[i] for p in packed], dim=-2) for i in (0, 1))
+    return Packed(codes, scales, torch.cat(gs, dim=-2).contiguous())
+
+
+def _parts(w: torch.Tensor, widths: Sequence[int], name: str) -> tuple[torch.Tensor, ...]:
+    if sum(widths) != w.shape[-2]:
+        raise ValueError(f"{name}: parts of {list(widths)} rows do not add up to {w.shape[-2]}; fix the logical widths")
+    return w.split(list(widths), dim=-2)

@@ -15,8 +15,9 @@ rac_masks: null, "sync" (masks arrive with every weight update) or the path of a
 engine key. skip: list of dotted name parts the engine leaves in high precision besides head, embedding, norms and
 routers, which are never quantized; one that fits no module of the model stops the engine. receipt: path of the JSON
 file in which the engine records what it quantized, or null. backend: what multiplies. "reference" (default): fp32
-torch, the definition, on any device, eager only; "triton": exact emulation on BF16 units, needs a GPU; "native": FP4
-units, needs compute capability 10. One that cannot run is an error, never a fallback.
+torch, the definition, on any device, eager only; "triton": exact emulation on BF16 units, needs a GPU; "native" and
+"cutlass": FP4 units (compute capability 10) through Triton or vLLM's ops, for modes w4a4 and w4a4+rac; the second
+rounds once more. One that cannot run is an error, never a fallback.
 Contract: closed. An unknown key or value is a ValueError that names the known ones; from_ and to_ are inverse.
 Differs from engine flags in that the whole description is one dict, checked in the launcher and again in the engine.
 """
@@ -38,7 +39,7 @@ MODES: dict[tuple[str, str], str] = {
     ("nvfp4", "nvfp4"): "w4a4",
 }
 SCALE_GROUPS = ("fused", "shard")
-BACKENDS = ("reference", "triton", "native")
+BACKENDS = ("reference", "triton", "native", "cutlass")
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gemm_cases import DEVICE, gaussian
 
-from quads.kernels import backend, gemm, rac_gemm  # imported during collection, where the interpreter is chosen
+from quads.kernels import backend, gemm, native, rac_gemm  # imported during collection, where the interpreter is chosen
 from quads.kernels.encode import INTERPRETED
 from quads.numerics.qdq import (
     ActivationQ,
@@ -61,6 +61,13 @@ def test_grouped_product(activation, weight, rac) -> None:
         assert torch.allclose(y[lo:hi], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_formats_are_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "unavailable", lambda *args: None)
+    backend.require("native", torch.bfloat16, "cuda", ("nvfp4", "nvfp4"))
+    with pytest.raises(RuntimeError, match=r"'cutlass' .*NVFP4 by NVFP4, not nvfp4 weights by bf16 activations"):
+        backend.require("cutlass", torch.bfloat16, "cuda", ("nvfp4", "bf16"))
+
+
 def test_reference_is_always_available() -> None:
     assert backend.unavailable("reference", torch.float32, "cpu") is None
 
@@ -70,8 +77,10 @@ def test_reasons() -> None:
         backend.unavailable("cuda")
     with pytest.raises(RuntimeError, match=r"backend 'triton' .*bfloat16"):
         backend.require("triton", torch.float32, DEVICE)
-    with pytest.raises(RuntimeError, match=r"backend 'native' is not available here: .+; choose another"):
-        backend.require("native", torch.bfloat16, DEVICE)
+    for name in backend.PACKED if native.incapable() else ():
+        with pytest.raises(RuntimeError, match=rf"backend '{name}' is not available here: .+; choose another") as said:
+            backend.require(name, torch.bfloat16, DEVICE)
+        assert "compute capability" in str(said.value) or "CUDA" in str(said.value)
     if not INTERPRETED:
         with pytest.raises(RuntimeError, match="CUDA device"):
             backend.require("triton", torch.bfloat16, "cpu")

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quads.kernels.native: interpreter against the definition, ahead-of-time compilation, vLLM's op signatures."""
+"""quads.kernels.native: interpreter against the definition, ahead-of-time compilation."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import os
 import subprocess
 import sys
+from itertools import accumulate, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +16,11 @@ from gemm_cases import DEVICE, gaussian, poison, relative_error, wide_range
 from tolerances import TOLERANCES
 
 from quads.kernels import native, rac_gemm
-from quads.numerics import nvfp4
+from quads.kernels.native_quantize import torch_terms
 from quads.numerics.nvfp4 import global_scale, pack, quantize, to_qs
-from quads.numerics.qdq import quantize_weight, weight_amax
+from quads.numerics.packed import pack_weight
+from quads.numerics.qdq import WeightQ, quantize_weight, weight_amax
 from quads.numerics.rac import RacSpec
-from quads.numerics.swizzle import unswizzle
 
 LIMIT = TOLERANCES["gemm_fp32_accumulation"].limit
 INTERPRETED_OR_BLACKWELL = native.INTERPRETED or native.unavailable() is None
@@ -75,11 +73,12 @@ def test_the_reason_is_stated() -> None:
 @pytest.mark.skipif(
     triton.__version__.startswith("3.6."), reason="Triton 3.6 fails in a pass on block-16 E4M3 scales (docs/kernels.md)"
 )
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("rac", [False, True])
-def test_compiles_ahead_for_sm_100a(rac: bool) -> None:
+def test_compiles_ahead_for_sm_100a(rac: bool, grouped: bool) -> None:
     """The block-scaled FP4 instruction is in the PTX, and ptxas accepts it; nothing is executed."""
     code = (
-        f"from quads.kernels import native; k = native.compile_ahead(100, rac={rac}); p = k['ptx']; "
+        f"from quads.kernels import native; k = native.compile_ahead(100, {rac}, {grouped}); p = k['ptx']; "
         "print('.target sm_100a' in p, p.count('tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16'), "
         "len(k['cubin']) > 1000)"
     )
@@ -90,61 +89,103 @@ def test_compiles_ahead_for_sm_100a(rac: bool) -> None:
     assert target == "True" and cubin == "True" and int(instructions) >= (8 if rac else 4)
 
 
-def vllm_ops() -> SimpleNamespace:
-    """Signatures of the installed vLLM's _custom_ops, read from its source (importing it takes long)."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("vLLM is not installed")
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / "_custom_ops.py").read_text())
-    found = SimpleNamespace()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in native.CUTLASS_CONTRACT:
-            namespace: dict = {}
-            parameters = ", ".join(arg.arg for arg in node.args.args)
-            exec(f"def {node.name}({parameters}): ...", namespace)
-            setattr(found, node.name, namespace[node.name])
-    return found
+def packed_weight(w: torch.Tensor) -> tuple[native.Operand, WeightQ]:
+    """Operand and WeightQ of w [(E,) N, K], one global scale per expert."""
+    p = pack_weight(w)
+    rcp = p.gs.reciprocal().expand(*w.shape[:-1], 1).squeeze(-1).contiguous()
+    return native.Operand(p.codes.contiguous(), p.scales.contiguous(), rcp), quantize_weight(w, "nvfp4")
 
 
-def test_vllm_ops_have_the_expected_signatures() -> None:
-    assert native.contract_problems(vllm_ops()) == []
+@runs
+@pytest.mark.parametrize("K", [16, 48, 80])
+def test_widths_that_are_multiples_of_16_only(K: int) -> None:
+    x, w = gaussian(5, K), gaussian(20, K, seed=7)
+    t = torch_terms(x, RacSpec(0.5), torch.arange(K, device=DEVICE) % 3 < 2)
+    p, wq = packed_weight(w)
+    bias = gaussian(20, seed=2)
+    with poison():
+        y = native.linear(t.first, p, torch.float32, t.second, bias)
+    plain = rac_gemm.terms(x, RacSpec(0.5), torch.arange(K, device=DEVICE) % 3 < 2)
+    without = y - bias
+    limit = LIMIT + float(bias.abs().max()) * 2**-23
+    assert relative_error(without, plain.first, plain.second, plain.rcp, wq.qs, wq.rcp.expand(20, 1)) <= limit
 
 
-def test_a_changed_signature_is_an_error() -> None:
-    ops = vllm_ops()
-    ops.cutlass_scaled_fp4_mm = lambda out, a, b: None
-    p = native.Operand(torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8), torch.ones(4))
-    with pytest.raises(RuntimeError, match="cutlass_scaled_fp4_mm"):
-        native.cutlass_linear(ops, p, p, torch.ones(1), torch.bfloat16)
+@runs
+@pytest.mark.parametrize("rac", [None, RacSpec(0.5)])
+@pytest.mark.parametrize("counts", [[4, 0, 7, 1], [0, 0, 0, 33], [1, 2, 3, 0]])
+def test_grouped(counts, rac) -> None:
+    """Experts without rows; the last three rows belong to nobody."""
+    E, N, K = 4, 20, 48
+    rows = sum(counts)
+    x, w = gaussian(rows + 3, K), gaussian(E, N, K, seed=7)
+    mask = torch.arange(K, device=DEVICE) < 16 if rac else None
+    t, plain = torch_terms(x, rac, mask), rac_gemm.terms(x, rac, mask)
+    p, wq = packed_weight(w)
+    ends = [0, *accumulate(counts)]
+    with poison():
+        y = native.grouped(t.first, p, torch.tensor(ends, dtype=torch.int32, device=DEVICE), torch.float32, t.second)
+    assert y.shape == (rows + 3, N)
+    for e, (lo, hi) in enumerate(pairwise(ends)):
+        if hi > lo:
+            own = [None if part is None else part[lo:hi] for part in plain]
+            error = relative_error(y[lo:hi], *own, wq.qs[e], wq.rcp[e].expand(N, 1))
+            assert error <= LIMIT, (e, error)
 
 
-def test_cutlass_call() -> None:
-    """What the op receives: packed codes and 128x4 scales, checked by a stand-in that multiplies them in torch."""
-    x, w = gaussian(5, 64), gaussian(20, 64, seed=7)
-    a, qa = operand(x, global_scale(x.abs().max()).view(1, 1))
-    p, qw = operand(w, global_scale(w.abs().max()).view(1, 1), "verl_export")
+@runs
+def test_nothing_to_do() -> None:
+    p, _ = packed_weight(gaussian(2, 20, 48))
+    t = torch_terms(gaussian(0, 48))
+    offsets = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    assert native.grouped(t.first, p, offsets, torch.float32).shape == (0, 20)
+    assert native.linear(t.first, native.Operand(*(q[0] for q in p)), torch.float32).shape == (0, 20)
 
-    def stand_in(a, b, block_scale_a, block_scale_b, alpha, out_dtype):
-        def values(codes, scales):
-            plain = unswizzle(scales.view(torch.uint8), codes.shape[0], codes.shape[1] // 8)
-            return to_qs(nvfp4.NVFP4(nvfp4.unpack(codes), plain, None))
 
-        return (values(a, block_scale_a) @ values(b, block_scale_b).mT * alpha).to(out_dtype)
+@runs
+def test_operands_that_do_not_fit_are_named() -> None:
+    p, _ = packed_weight(gaussian(20, 48))
+    t = torch_terms(gaussian(3, 64))
+    with pytest.raises(ValueError, match=r"weight: codes \(20, 24\) .* do not hold K=64"):
+        native.linear(t.first, p, torch.float32)
+    with pytest.raises(ValueError, match="in 3 dimensions"):
+        native.grouped(torch_terms(gaussian(3, 48)).first, p, torch.tensor([0, 3], dtype=torch.int32), torch.float32)
+    wrong = native.Operand(p.codes, p.scales, p.rcp.double())
+    with pytest.raises(ValueError, match="rcp fp32"):
+        native.linear(torch_terms(gaussian(3, 48)).first, wrong, torch.float32)
 
-    ops = vllm_ops()
-    ops.cutlass_scaled_fp4_mm = stand_in
-    y = native.cutlass_linear(ops, a, p, a.rcp[:1] * p.rcp[:1], torch.float32)
-    assert torch.allclose(y, qa @ qw.mT * (a.rcp[0] * p.rcp[0]), rtol=1e-6)
+
+@pytest.mark.parametrize(
+    ("capability", "version", "parts"),
+    [
+        ((9, 0), "3.6.0", ["compute capability 9.0 has no FP4 units", "10.0 or newer"]),
+        ((10, 0), "3.6.0", ["Triton 3.6.0 cannot compile"]),
+        ((10, 0), "3.7.1", []),
+    ],
+)
+def test_reasons_in_order(monkeypatch: pytest.MonkeyPatch, capability, version, parts) -> None:
+    """The device's first: on Hopper no newer Triton would help."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(native.triton, "__version__", version)
+    said = native.unavailable()
+    assert (said is None) == (not parts) and all(part in said for part in parts)
 
 
 @pytest.mark.blackwell
-def test_cutlass_on_hardware() -> None:
-    """NOT RUN so far: needs compute capability 10 and vLLM's CUDA build."""
-    from vllm import _custom_ops as ops
-
-    x, w = gaussian(64, 256), gaussian(128, 256, seed=7)
-    a, qa = operand(x, global_scale(x.abs().max()).view(1, 1))
-    p, qw = operand(w, global_scale(w.abs().max()).view(1, 1), "verl_export")
-    y = native.cutlass_linear(ops, a, p, a.rcp[:1] * p.rcp[:1], torch.bfloat16)
-    expected = ((qa.double() @ qw.double().mT).float() * (a.rcp[0] * p.rcp[0])).bfloat16()
-    assert float((y != expected).float().mean()) <= 1e-5
+@pytest.mark.parametrize("rac", [None, RacSpec(0.5)])
+def test_on_hardware(rac) -> None:
+    """NOT RUN so far: needs compute capability 10 and Triton 3.7."""
+    x, w = gaussian(200, 1040).bfloat16(), gaussian(400, 1040, seed=7)
+    mask = torch.arange(1040, device=DEVICE) < 512 if rac else None
+    t, plain = torch_terms(x, rac, mask), rac_gemm.terms(x, rac, mask)
+    p, wq = packed_weight(w)
+    y = native.linear(t.first, p, torch.float32, t.second)
+    assert relative_error(y, plain.first, plain.second, plain.rcp, wq.qs, wq.rcp.expand(400, 1)) <= 1e-5
+    ends = torch.tensor([0, 90, 90, 200], dtype=torch.int32, device=DEVICE)
+    p, wq = packed_weight(gaussian(3, 400, 1040, seed=9))
+    y = native.grouped(t.first, p, ends, torch.float32, t.second)
+    for e, (lo, hi) in enumerate(((0, 90), (90, 90), (90, 200))):
+        own = [None if part is None else part[lo:hi] for part in plain]
+        if hi > lo:
+            assert relative_error(y[lo:hi], *own, wq.qs[e], wq.rcp[e].expand(400, 1)) <= 1e-5

@@ -29,8 +29,8 @@ def test_round_trip() -> None:
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(ValueError, match="known: reference, triton, native"):
-        RolloutMode().to_quantization_config(backend="cutlass")
+    with pytest.raises(ValueError, match="known: reference, triton, native, cutlass"):
+        RolloutMode().to_quantization_config(backend="marlin")
 
 
 PROGRAM = """
@@ -96,7 +96,7 @@ for blocks in (0, 1, 3):  # traced before a mask has arrived; every later mask i
     seen.append(compiled(x))
     assert torch.equal(seen[-1], method.apply(layer, x))
 assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
-for backend, dtype in (("triton", torch.float32), ("native", torch.bfloat16)):
+for backend, dtype in (("triton", torch.float32), ("native", torch.bfloat16), ("cutlass", torch.bfloat16)):
     try:
         check_backend(QuadsConfig(EngineConfig(RolloutMode(), backend=backend)), torch.zeros(1, dtype=dtype))
     except RuntimeError as error:
@@ -113,5 +113,5 @@ def test_the_plugin_multiplies_with_it() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr[-3000:]
-    assert "triton emulated (triton) triton True" in done.stdout and done.stdout.count("refused:") == 2
+    assert "triton emulated (triton) triton True" in done.stdout and done.stdout.count("refused:") == 3
     assert "triton emulated (triton) torch False" in done.stdout

@@ -72,8 +72,24 @@ def test_hopper_is_emulated_and_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     lines = {line.what: line for line in doctor.gpu("gpu")}
-    assert lines["backend native"].status == "absent"
+    for name in ("native", "cutlass"):
+        line = lines[f"backend {name}"]
+        assert line.status == "absent" and "compute capability 9.0 has no FP4 units" in line.detail
     assert "emulated" in lines["NVFP4"].detail and "no speed claim" in lines["NVFP4"].detail
+
+
+def test_blackwell_is_native_and_says_that_nobody_ran_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (10, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA B200")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    lines = {line.what: line for line in doctor.gpu("gpu")}
+    assert lines["NVFP4"].detail == "native"
+    assert lines["backend cutlass"].status == "ok" and "nobody has run it" in lines["backend cutlass"].detail
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    lines = {line.what: line for line in doctor.gpu("gpu")}
+    assert lines["backend native"].status == "absent" and "Triton 3.6.0" in lines["backend native"].detail
+    assert lines["NVFP4"].detail == "native"
 
 
 def test_without_slurm_the_clients_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

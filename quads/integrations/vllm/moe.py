@@ -7,8 +7,9 @@
 E local experts, D model width, F expert width (under tensor parallelism this rank's part of it), T tokens, S choices.
 Global scales are per expert; scale_group "fused" shares one between gate and up. A batch mask of the second GEMM is one
 mask over all routed rows of this forward.
-Backend reference loops over experts on the host, those without rows cost nothing; backend triton sorts rows on the
-device and runs one grouped kernel per GEMM. Both choose the same rows in the same order.
+Backend reference loops over experts on the host, those without rows cost nothing; the others sort rows on the
+device and run one grouped kernel per GEMM. All choose the same rows in the same order. Backends native and cutlass
+store packed weights (native.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch.nn.functional import linear, silu
 from vllm.model_executor.layers.quantization.online.moe_base import OnlineMoEMethodBase
 
+from quads.integrations.vllm import native
 from quads.integrations.vllm.quantization import (
     _PROCESSED,
     QuadsConfig,
@@ -55,6 +57,7 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
     ) -> None:
         """Meta weights in checkpoint format, plus the layer's state."""
         w13, w2, shard = f"{self.name}.w13", f"{self.name}.w2", expert_shard(self.name, self.moe)
+        native.refuse_shards(self.name, self.config.engine, shard.size)
         check_shard(w13, self.config.engine, shard, hidden_size, False)
         check_shard(w2, self.config.engine, shard, intermediate_size_per_partition, True)
         check_block(w13, self.config.engine, hidden_size)
@@ -85,6 +88,9 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         w13, w2 = layer.w13_weight.data, layer.w2_weight.data
         agreed(lambda: self._check_parts(w13, w2, state.widths), state.shard, self.name, w13.device)
         for parameter, w, widths in (("w13_weight", w13, state.widths), ("w2_weight", w2, [w2.shape[1]])):
+            if native.serves(self.config.engine):
+                native.store(layer, parameter, widths, self.config.engine, f"{self.name}.{parameter}")
+                continue
             groups = (widths, mode.scale_group, f"{self.name}.{parameter}", state.shard.everywhere, w is w2)
             store(layer, parameter, quantize_rows(w, mode.weight, *groups))
         state.loads += 1
@@ -107,8 +113,8 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         job.
         """
         ids, experts = local_experts(topk_ids, layer.expert_map), layer.w13_weight.shape[0]
-        triton = self.config.engine.backend == "triton"
-        if triton and self.config.graph_safe:
+        grouped = self.config.engine.backend != "reference"
+        if grouped and self.config.graph_safe:
             rows: DeviceRows | RoutedRows = route_on_device(ids, experts)
         else:
             rows = route(ids, experts)
@@ -118,7 +124,7 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         if on_input:
             scale = topk_weights.reshape(-1)[rows.order].unsqueeze(-1).to(x.dtype)
             x, token = x[token] * scale, None
-        y = self._triton(layer, x, token, rows) if triton else self._reference(layer, x, token, rows)
+        y = self._grouped(layer, x, token, rows) if grouped else self._reference(layer, x, token, rows)
         return combine(y, torch.ones_like(topk_weights) if on_input else topk_weights, rows).to(x.dtype)
 
     def _reference(
@@ -135,25 +141,34 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         h = state.quantize_input(f"{self.name}.w2", silu(gate) * up)
         return _multiply(h, layer.w2_weight, layer.w2_rcp, rows, x.dtype)
 
-    def _triton(
+    def _grouped(
         self, layer: torch.nn.Module, x: torch.Tensor, token: torch.Tensor | None, rows: DeviceRows | RoutedRows
     ) -> torch.Tensor:
         """The same as one custom op, without a wait for the GPU when the config is graph-safe. Mode bf16 too."""
         state = getattr(layer, ATTRIBUTE)
-        masks = state.masks
-        weights = (layer.w13_weight, layer.w13_rcp, layer.w2_weight, layer.w2_rcp)
-        rest = (masks.get(f"{self.name}.w13"), masks.get(f"{self.name}.w2"), self.config.engine.mode.activation)
         if isinstance(rows, DeviceRows):
-            return kernels.expert_rows(x, token, rows.offsets, *weights, *rest, self.config.rac)
+            return self._expert_rows(layer, x, token, rows.offsets)
         counts = [0] * layer.w13_weight.shape[0]
         for expert, count in rows.experts:
             counts[expert] = count
         ends = list(itertools.accumulate(counts, initial=0))
         offsets = torch.tensor(ends, dtype=torch.int32, device=x.device)
         if f"{self.name}.w2" in state.split and self.config.engine.mode.activation != "bf16":
+            weights = (layer.w13_weight, layer.w13_rcp, layer.w2_weight, layer.w2_rcp)
             return self._part(x, token, offsets, weights, state)
         with naming_input(self.name):
-            return kernels.expert_rows(x, token, offsets, *weights, *rest, self.config.rac)
+            return self._expert_rows(layer, x, token, offsets)
+
+    def _expert_rows(
+        self, layer: torch.nn.Module, x: torch.Tensor, token: torch.Tensor | None, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        state = getattr(layer, ATTRIBUTE)
+        if native.serves(self.config.engine):
+            return native.expert_rows(self.config, layer, state, x, token, offsets)
+        masks = state.masks
+        weights = (layer.w13_weight, layer.w13_rcp, layer.w2_weight, layer.w2_rcp)
+        rest = (masks.get(f"{self.name}.w13"), masks.get(f"{self.name}.w2"), self.config.engine.mode.activation)
+        return kernels.expert_rows(x, token, offsets, *weights, *rest, self.config.rac)
 
     def _part(
         self,
@@ -163,7 +178,7 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
         state: LayerState,
     ) -> torch.Tensor:
-        """`_triton` on this rank's part of every expert: the amax of the second GEMM's rows crosses the ranks; eager
+        """`_grouped` on this rank's part of every expert: the amax of the second GEMM's rows crosses the ranks; eager
         only.
         """
         mode, (w13, rcp13, w2, rcp2) = self.config.engine.mode, weights

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from quads.integrations.vllm.native import take_ops
 from quads.integrations.vllm.quantization import QuadsConfig
 from quads.integrations.vllm.shards import check_parallel
 from quads.integrations.vllm.state import quads_layers
@@ -45,7 +46,10 @@ def preflight(vllm_config: Any) -> None:
     """RuntimeError naming what is wrong and what to change; records the engine's mode for the receipt."""
     config: QuadsConfig = vllm_config.quant_config
     check_cuda(vllm_config.device_config.device_type)
-    require(config.engine.backend, vllm_config.model_config.dtype, vllm_config.device_config.device_type)
+    mode = config.engine.mode
+    where = (vllm_config.model_config.dtype, vllm_config.device_config.device_type)
+    require(config.engine.backend, *where, (mode.weight, mode.activation))
+    take_ops(config.engine)
     check_parallel(vllm_config.parallel_config)
     spread = vllm_config.parallel_config.tensor_parallel_size > 1 and config.engine.mode.activation != "bf16"
     if spread:
@@ -56,7 +60,7 @@ def preflight(vllm_config: Any) -> None:
         raise RuntimeError(
             f"{config.engine_mode}: mode {config.engine.mode.name} with backend {config.engine.backend!r} can neither "
             f"be captured nor compiled: {config.graph_reason}; start the engine with enforce_eager=True"
-            + ("" if spread or config.engine.backend == "triton" else ", or choose backend 'triton'")
+            + (", or choose backend 'triton'" if config.engine.backend == "reference" and not spread else "")
         )
 
 

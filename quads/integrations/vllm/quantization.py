@@ -6,6 +6,7 @@
              weight_rcp fp32 [N, 1], the remaining factor of every row
     forward  y = numerics.emulated_linear(quantize_activation(x), (weight, weight_rcp))       backend reference
              torch.ops.quads.linear: quads.kernels, another order of additions                 backend triton
+             packed weights and FP4 products instead of all this: native.py          backends native and cutlass
 
 Weights are quantized from the checkpoint's values at every load and at every layerwise reload by quads.layers.weights,
 the trainer's own function. Shapes and dtypes never change, so that a reload copies into the same storage.
@@ -30,6 +31,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.utils import replace_parameter
 
+from quads.integrations.vllm import native
 from quads.integrations.vllm.compat import OnlineLinearBase
 from quads.integrations.vllm.shards import agreed, check_shard, linear_shard
 from quads.integrations.vllm.state import ATTRIBUTE, LayerState, naming_input
@@ -40,7 +42,12 @@ from quads.numerics.formats import BLOCK
 from quads.numerics.qdq import WeightQ, check_finite, emulated_linear
 from quads.rollout.mode import QUANT_METHOD, EngineConfig
 
-BACKENDS = {"reference": "emulated (torch)", "triton": "emulated (triton)", "native": "native (FP4)"}  # in receipts
+BACKENDS = {  # in receipts
+    "reference": "emulated (torch)",
+    "triton": "emulated (triton)",
+    "native": "native (FP4, triton)",
+    "cutlass": "native (FP4, cutlass)",
+}
 _PROCESSED = "_already_called_process_weights_after_loading"  # vLLM's own flag against quantizing twice
 _registered = False
 
@@ -140,7 +147,8 @@ def load_masks(config: QuadsConfig, state: LayerState, device: torch.device) -> 
 
 def check_backend(config: QuadsConfig, weight: torch.Tensor) -> None:
     """RuntimeError with the reason when the configured backend cannot multiply with this weight; called at load."""
-    kernels.require(config.engine.backend, weight.dtype, weight.device.type)
+    mode = config.engine.mode
+    kernels.require(config.engine.backend, weight.dtype, weight.device.type, (mode.weight, mode.activation))
 
 
 def check_block(name: str, config: EngineConfig, inner: int) -> None:
@@ -187,6 +195,7 @@ class QuadsLinearMethod(OnlineLinearBase):
     ) -> None:
         """Meta weight in checkpoint format, plus the layer's state."""
         shard = linear_shard(layer)
+        native.refuse_shards(self.name, self.config.engine, shard.size)
         check_shard(self.name, self.config.engine, shard, input_size_per_partition, shard.inner)
         check_block(self.name, self.config.engine, input_size_per_partition)
         last = self.name.rpartition(".")[2]
@@ -211,8 +220,11 @@ class QuadsLinearMethod(OnlineLinearBase):
         w, shard = layer.weight.data, state.shard
         names = [f"{name}.weight" for name in trainer_names(self.name)]
         agreed(lambda: check_parts(w, state.widths, names), shard, self.name, w.device)
-        groups = (state.widths, mode.scale_group, self.name, shard.everywhere, shard.inner)
-        store(layer, "weight", quantize_rows(w, mode.weight, *groups))
+        if native.serves(self.config.engine):
+            native.store(layer, "weight", state.widths, self.config.engine, self.name)
+        else:
+            groups = (state.widths, mode.scale_group, self.name, shard.everywhere, shard.inner)
+            store(layer, "weight", quantize_rows(w, mode.weight, *groups))
         state.loads += 1
         setattr(layer, _PROCESSED, True)
 
@@ -223,6 +235,8 @@ class QuadsLinearMethod(OnlineLinearBase):
         state = getattr(layer, ATTRIBUTE)
         if self.config.engine.backend == "triton":
             return self._triton(layer, state, x, bias)
+        if native.serves(self.config.engine):
+            return native.linear(self.config, layer, state, x, bias)
         a = state.quantize_input(self.name, x.reshape(-1, x.shape[-1]))
         y = emulated_linear(a, WeightQ(layer.weight, layer.weight_rcp), x.dtype, bias)
         return y.view(*x.shape[:-1], layer.weight.shape[0])

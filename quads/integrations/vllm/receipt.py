@@ -4,8 +4,8 @@
     {"plugin", "mode", "backend", "execution", "backend_check", "config", "model", "modules": [{"module", "kind",
      "status", "reason", "weight", "activation", "activation_kernel", "shapes", "loads"}], "counts", "masks", "reloads",
      "tensor_parallel_size", "versions", "pid"}
-    execution = {"backend", "chosen_by", "activation_kernel", "activation_reason", "graph_safe", "graph_reason",
-                 "engine_mode", "non_finite_input"}
+    execution = {"backend", "chosen_by", "product", "activation_kernel", "activation_reason", "graph_safe",
+                 "graph_reason", "engine_mode", "non_finite_input"}
     backend_check = of quads.integrations.vllm.guard: {"backend", "layers", "largest"}, null with backend reference
 
 Modules, shapes and masks are those of rank 0 of a tensor parallel group, which writes the file.
@@ -36,6 +36,7 @@ from quads.integrations.vllm.guard import check_layers
 from quads.integrations.vllm.quantization import QuadsConfig, engine_layer_name
 from quads.integrations.vllm.shards import is_first_rank
 from quads.integrations.vllm.state import quads_layers
+from quads.kernels.backend import product
 from quads.layers.names import DEFAULT_SKIP, ROUTERS, skip_reason
 from quads.numerics.qdq import check_finite
 
@@ -93,10 +94,11 @@ def check_parameters(model: torch.nn.Module) -> None:
 def execution(config: QuadsConfig) -> dict[str, Any]:
     """What multiplies and what quantizes activations, by whose choice, and whether vLLM may capture it."""
     engine = config.engine
-    kernel = engine.backend == "triton" and config.activation_kernel == "triton"
+    kernel = config.activation_kernel == "triton"
     return {
         "backend": engine.backend,
         "chosen_by": "quantization_config.backend, whose default is reference; an unavailable one is an error",
+        "product": product(engine.backend),
         "activation_kernel": config.activation_kernel,
         "activation_reason": config.activation_reason,
         "graph_safe": config.graph_safe,

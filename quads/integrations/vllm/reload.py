@@ -33,6 +33,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from quads.integrations.vllm.native import stored
 from quads.integrations.vllm.quantization import QuadsConfig
 from quads.integrations.vllm.receipt import build_receipt, write_receipt
 from quads.integrations.vllm.shards import Shard, gathered, is_first_rank
@@ -184,13 +185,13 @@ def engine_operands(model: torch.nn.Module) -> dict[str, WeightQ]:
     operands: dict[str, WeightQ] = {}
     for module, state in quads_layers(model):
         if state.kind == "experts":
-            w13 = WeightQ(module.w13_weight.data, module.w13_rcp.data)
+            w13 = stored(module, "w13_weight", state.config, state.inputs[f"{state.name}.w13"])
             parts = [_whole(part, state.shard, False, state.name) for part in _split(w13, state.widths)]
             operands[f"{state.name}.gate_up_proj"] = WeightQ(*(torch.cat(p, -2) for p in zip(*parts, strict=True)))
-            w2 = WeightQ(module.w2_weight.data, module.w2_rcp.data)
+            w2 = stored(module, "w2_weight", state.config, state.inputs[f"{state.name}.w2"])
             operands[f"{state.name}.down_proj"] = _whole(w2, state.shard, True, state.name)
             continue
-        parts = _split(WeightQ(module.weight.data, module.weight_rcp.data), state.widths)
+        parts = _split(stored(module, "weight", state.config, state.inputs[state.name]), state.widths)
         for i, (name, part) in enumerate(zip(trainer_names(state.name), parts, strict=True)):
             replicas = state.shard.replicas if i else 1  # k and v of a q/k/v: several ranks may hold the same heads
             operands[f"{name}.weight"] = _whole(part, state.shard, state.shard.inner, name, replicas)
