@@ -229,7 +229,7 @@ TOLERANCES: dict[str, Tolerance] = {
     ),
     "cutlass_engine_logprob_mean": Tolerance(
         limit=0.1,
-        measured=0.0,
+        measured=0.049,
         why="the same with backend cutlass and a stand-in for vLLM's ops: one more rounding to bf16 per product, which "
         "FP4 rounding of the next layer amplifies; RAC on or off is .14",
     ),

@@ -2,7 +2,8 @@
 """Rollout throughput of each arm's engine mode through real vLLM, side by side in one run.
 
     python -m quads.bench.rollout --experiment configs/toy.yaml --model DIR --out FILE.json
-        [--modes bf16,fp8,w4a16,w4a4,w4a4+rac] [--masks FILE] [--backend reference|triton|native] [--stock bf16,fp8]
+        [--modes bf16,fp8,w4a16,w4a4,w4a4+rac] [--masks FILE] [--backend reference|triton|native|cutlass]
+        [--stock bf16,fp8]
         [--graphs] [--batch 16,64 --prompt-tokens 512 --response-tokens 128] [--rounds 5] [--limit-s S] [--together]
         [--roofline B200]
     -> FILE.md (medians, spreads, ratios to FP8 and BF16), FILE.details.jsonl (settings, engine starts, the same
@@ -11,7 +12,8 @@
 Defaults: the modes of all the experiment's arms and its shapes (runtime.max_sequences, grpo.max_prompt_tokens,
 grpo.max_response_tokens). Every row says native, emulated or roofline; the first two by the engine's own receipt.
 Backends reference and triton emulate every mode, BF16 and FP8 too, so their ratios say what the emulation costs; only
-`--backend native` and `--stock` (vLLM's own BF16 and FP8, without the plugin) are speeds of an engine.
+`--backend native` or `cutlass` (W4A4 modes) and `--stock` (vLLM's own BF16 and FP8, without the plugin) are speeds of
+an engine.
 Exit code 1 when an engine failed; what the others did is written all the same, and so are whole rounds at SIGTERM.
 Engines lie in memory side by side.
 """
