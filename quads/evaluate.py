@@ -208,6 +208,7 @@ class Job:
 
 def engine_mode(name: str, arm: Arm, masks: Path | None, backend: str = "reference") -> tuple[dict[str, Any], str]:
     """quantization_config (without receipt) and mode of the engine `name` (own or bf16) for this arm."""
+    from quads.integrations.vllm.execution import serving_backend
     from quads.rollout.mode import RolloutMode  # imports torch: only after prepare_environment
 
     if name == "bf16":
@@ -218,7 +219,8 @@ def engine_mode(name: str, arm: Arm, masks: Path | None, backend: str = "referen
             f"arm {arm.name} needs static RAC masks, but its training result names {masks}: train it again"
         )
     chosen = str(masks) if mode.needs_masks else None
-    return mode.to_quantization_config(chosen, arm.keep_high_precision, backend=backend), mode.name
+    serves = serving_backend(mode.name, backend)
+    return mode.to_quantization_config(chosen, arm.keep_high_precision, backend=serves), mode.name
 
 
 def file_sha256(path: Path) -> str:

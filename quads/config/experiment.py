@@ -253,10 +253,11 @@ class Runtime(Frozen):
         description="quantize the trainer's weights once per optimizer step; takes one unsharded copy of them in "
         "compute_dtype per process. verify: recompute at every use and stop when it differs",
     )
-    rollout_backend: Literal["reference", "triton", "native"] = Field(
+    rollout_backend: Literal["reference", "triton", "native", "cutlass"] = Field(
         "reference",
         description="rollout engine's products: torch in float32, the definition; Triton kernels that emulate on BF16 "
-        "units; or FP4 units. They add in different orders, so the choice can change a result",
+        "units; FP4 units through Triton (native) or vLLM's ops (cutlass). They add and round in different orders, so "
+        "the choice can change a result",
     )
     rollout_graphs: bool = Field(
         False, description="the engine captures decode steps in CUDA graphs; needs a backend that is not reference"
@@ -290,7 +291,7 @@ class Runtime(Frozen):
             )
         if self.rollout_graphs and backend == "reference":
             raise ValueError(
-                "runtime.rollout_graphs=true needs rollout_backend: triton or native: reference reads values on the "
+                "runtime.rollout_graphs=true needs another rollout_backend than reference, which reads values on the "
                 "host, which a captured graph would not repeat"
             )
         return self

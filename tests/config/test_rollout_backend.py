@@ -22,8 +22,8 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
         ({"rollout_backend": "triton"}, r"rollout_backend=triton needs runtime\.device=cuda"),
         ({"rollout_backend": "native"}, r"rollout_backend=native needs runtime\.device=cuda"),
         ({"rollout_backend": "triton", "device": "cuda", "engine_dtype": "float32"}, "engine_dtype is float32"),
-        ({"rollout_graphs": True, "device": "cuda"}, "rollout_backend: triton or native"),
-        ({"rollout_backend": "cutlass"}, "'reference', 'triton' or 'native'"),
+        ({"rollout_graphs": True, "device": "cuda"}, "another rollout_backend than reference"),
+        ({"rollout_backend": "marlin"}, "'reference', 'triton', 'native' or 'cutlass'"),
     ],
 )
 def test_what_cannot_run_is_refused(fields, said):

@@ -4,7 +4,7 @@ import pytest
 
 from quads.config import Evaluation, Runtime
 from quads.integrations.vllm.bench import BenchEngine
-from quads.integrations.vllm.execution import capture_sizes, execution_arguments, mismatch
+from quads.integrations.vllm.execution import capture_sizes, execution_arguments, mismatch, serving_backend
 from quads.integrations.vllm.generate import Engine
 
 TRITON = {"device": "cuda", "rollout_backend": "triton"}
@@ -70,3 +70,13 @@ def test_a_receipt_of_another_execution_is_named(execution, said):
 
 def test_an_old_receipt_is_of_the_reference():
     assert mismatch({}, Runtime()) is None and mismatch({}, Runtime(**TRITON)) is not None
+
+
+@pytest.mark.parametrize("wanted", ["native", "cutlass"])
+def test_fp4_units_serve_w4a4_and_the_rest_is_triton_by_rule(wanted):
+    assert [serving_backend(mode, wanted) for mode in ("w4a4", "w4a4+rac")] == [wanted] * 2
+    assert [serving_backend(mode, wanted) for mode in ("bf16", "fp8", "w4a16")] == ["triton"] * 3
+    assert [serving_backend("bf16", other) for other in ("reference", "triton")] == ["reference", "triton"]
+    runtime = Runtime(device="cuda", rollout_backend=wanted)
+    assert mismatch({"mode": "bf16", "execution": {"backend": "triton"}}, runtime) is None
+    assert "asked for" in mismatch({"mode": "w4a4", "execution": {"backend": "triton"}}, runtime)

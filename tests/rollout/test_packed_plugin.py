@@ -17,7 +17,7 @@ PROGRAM = """
 from types import SimpleNamespace
 import torch
 from fp4_cases import Recorder
-from quads.integrations.vllm import native as plugin
+from quads.integrations.vllm import guard, native as plugin
 from quads.integrations.vllm.moe import QuadsMoEMethod
 from quads.integrations.vllm.quantization import QuadsConfig, QuadsLinearMethod, check_backend
 from quads.integrations.vllm.receipt import execution
@@ -107,6 +107,10 @@ for shapes, specs in MASKS.items():
                     model.moe.expert_map, model.moe.apply_router_weight_on_input = expert_map, on_input
                     got.append(methods[1].apply(model.moe, x[:n], weights[:n], ids[:n]))
             out[backend], dumps[backend] = got, engine_weights(model)
+            model.linear.quant_method, model.moe.quant_method = methods
+            model.moe.expert_map, model.moe.apply_router_weight_on_input = None, False
+            checked = guard.check_layers(model, config)  # the start-up check decodes packed weights for the reference
+            assert checked is None or 0 <= checked["largest"] < guard.LIMIT["linear"], checked
             if backend != "reference":
                 assert {p.dtype for p in model.parameters()} == {torch.uint8, torch.float32}
                 assert config.graph_safe == (rac is None or rac.mask != "batch")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import Run
-from quads.integrations.vllm.execution import capture_sizes, execution_arguments
+from quads.integrations.vllm.execution import capture_sizes, execution_arguments, serving_backend
 from quads.rollout.mode import RolloutMode
 
 DUAL_CLIP_OFF = 1.0e9
@@ -63,7 +63,7 @@ def quantization_config(run: Run, receipt: Path | None) -> dict[str, Any]:
         rac_masks="sync" if mode.needs_masks else None,
         skip=run.arm.keep_high_precision,
         receipt=None if receipt is None else str(receipt),
-        backend=run.runtime.rollout_backend,
+        backend=serving_backend(mode.name, run.runtime.rollout_backend),
     )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an engine executes: eager, or decode steps as captured CUDA graphs. The one place that says so, for training,
-evaluation and benchmarks.
+"""How an engine executes: with which backend, eager or with decode steps as captured CUDA graphs. The one place that
+says so, for training, evaluation and benchmarks.
 
     eager    enforce_eager=True
     graphs   compilation mode 0 (none), cudagraph_mode FULL_DECODE_ONLY, capture sizes as below
@@ -24,6 +24,16 @@ from quads.config import Runtime
 
 COMPILATION_OFF = 0
 DECODE_ONLY = "FULL_DECODE_ONLY"
+FP4_UNITS = ("native", "cutlass")  # they multiply NVFP4 activations with NVFP4 weights and nothing else
+
+
+def serving_backend(mode: str, wanted: str) -> str:
+    """The backend of an engine in `mode` (a name of MODES, or w4a4+rac) in an experiment that asks for `wanted`.
+
+    Modes without NVFP4 activations have no product on FP4 units: there `native` and `cutlass` mean `triton`. A rule,
+    not a fallback: it depends on names alone, and where FP4 units are missing the W4A4 engines stop.
+    """
+    return "triton" if wanted in FP4_UNITS and not mode.startswith("w4a4") else wanted
 
 
 def capture_sizes(max_sequences: int) -> list[int]:
@@ -49,8 +59,9 @@ def mismatch(receipt: Mapping[str, Any], runtime: Runtime) -> str | None:
     """Sentence naming what the plugin's receipt says otherwise than `runtime` asks, or None."""
     execution = receipt.get("execution", {})
     backend, mode = execution.get("backend", "reference"), execution.get("engine_mode", "eager")
-    if backend != runtime.rollout_backend:
-        return f"the engine multiplies with backend {backend!r}, asked for {runtime.rollout_backend!r}"
+    wanted = serving_backend(receipt.get("mode", "w4a4"), runtime.rollout_backend)
+    if backend != wanted:
+        return f"the engine multiplies with backend {backend!r}, asked for {wanted!r}"
     if (mode != "eager") != runtime.rollout_graphs:
         return f"the engine runs {mode!r}, asked for rollout_graphs={runtime.rollout_graphs}"
     return None

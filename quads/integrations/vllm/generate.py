@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from quads.config import Evaluation, Runtime
 from quads.evaluation.sampling import Sample
-from quads.integrations.vllm.execution import capture_sizes, execution_arguments, mismatch
+from quads.integrations.vllm.execution import capture_sizes, execution_arguments, mismatch, serving_backend
 from quads.rollout.device import GPU
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Engine:
         self.quantization = {
             **quantization,
             "receipt": str(receipt.resolve()),
-            "backend": runtime.rollout_backend,
+            "backend": serving_backend(mode, runtime.rollout_backend),
         }
         self.receipt: dict[str, Any] = {}
         self._llm: Any = None

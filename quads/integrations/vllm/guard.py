@@ -8,9 +8,7 @@ Both read the same stored weights, masks and input, through the layers' own `app
 fresh engine are loaded and before anything is profiled or captured. ROWS seeded rows with channels of unequal size;
 experts get rows on up to EXPERTS of them, spread over all. A layer whose static masks have not arrived gets random ones
 for the check and none afterwards. Of a linear with more than OUTPUTS rows the reference computes a sample of them.
-A method that stores weights in another layout than q*s and rcp provides `reference_view(layer)`: an object with the
-attributes of the layer that the reference's `apply` reads (weight, weight_rcp, or w13_weight, w13_rcp, w2_weight,
-w2_rcp, expert_map, apply_router_weight_on_input, and the state).
+Packed weights (backends native and cutlass) are decoded for the reference: `native.reference_view`.
 Under tensor parallelism every rank checks its part, and an error of one is an error of all.
 
 Contract: no engine with a backend other than reference serves without it; ValueError names layer, backend, GPU and
@@ -31,6 +29,7 @@ from typing import Any
 
 import torch
 
+from quads.integrations.vllm import native
 from quads.integrations.vllm.quantization import QuadsConfig
 from quads.integrations.vllm.shards import agreed
 from quads.integrations.vllm.state import ATTRIBUTE, LayerState, quads_layers
@@ -83,8 +82,7 @@ def _first_of_each_kind(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Modul
 
 def _compare(layer: Any, state: LayerState, config: QuadsConfig) -> dict[str, Any]:
     method = layer.quant_method
-    view = getattr(method, "reference_view", None)
-    stored = view(layer) if view else layer
+    stored = native.reference_view(layer, state, config.engine) if native.serves(config.engine) else layer
     draw = torch.Generator().manual_seed(zlib.crc32(state.name.encode()))
     with torch.no_grad(), _masked(state, draw):
         if state.kind == "experts":

@@ -78,6 +78,10 @@ class QuadsMoEMethod(OnlineMoEMethodBase):
         """No modular kernel of vLLM is used."""
         return None
 
+    def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> None:
+        """None: vLLM asks under tensor parallelism, and its base class takes the question for an error."""
+        return None
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Quantize the freshly loaded checkpoint values; vLLM's flag keeps the global pass from doing it again."""
         if getattr(layer, _PROCESSED, False):

@@ -18,12 +18,13 @@ Which op serves what, and why: `quads.kernels.native_layers`. NOT RUN on FP4 uni
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
 from vllm.model_executor.utils import replace_parameter
 
-from quads.integrations.vllm.state import LayerState, naming_input
+from quads.integrations.vllm.state import ATTRIBUTE, LayerState, naming_input
 from quads.kernels import native_layers
 from quads.kernels.backend import PACKED
 from quads.layers.weights import pack_rows
@@ -89,6 +90,22 @@ def stored(layer: torch.nn.Module, parameter: str, engine: EngineConfig, inner: 
     if not serves(engine):
         return WeightQ(getattr(layer, codes).data, getattr(layer, rcp).data)
     return native_layers.unpacked(engine.backend, *(part.data for part in _parts(layer, parameter)), inner)
+
+
+def reference_view(layer: torch.nn.Module, state: LayerState, engine: EngineConfig) -> SimpleNamespace:
+    """A packed layer as backend reference stores it: what its `apply` reads (start-up check)."""
+    view = SimpleNamespace(**{ATTRIBUTE: state})
+    if state.kind == "linear":
+        parameters = {"weight": state.inputs[state.name]}
+    else:
+        parameters = {f"{part}_weight": state.inputs[f"{state.name}.{part}"] for part in ("w13", "w2")}
+        view.expert_map, view.apply_router_weight_on_input = layer.expert_map, layer.apply_router_weight_on_input
+    for parameter, inner in parameters.items():
+        weight, _, rcp = _names(parameter)
+        whole = stored(layer, parameter, engine, inner)
+        setattr(view, weight, whole.qs.to(torch.bfloat16))
+        setattr(view, rcp, whole.rcp)
+    return view
 
 
 def linear(
