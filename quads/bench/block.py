@@ -58,7 +58,6 @@ class Block:
         self.ids = top.indices
         self.weights = (top.values / top.values.sum(-1, keepdim=True)).bfloat16().requires_grad_()
         self.grad = torch.randn(TOKENS, D, device="cuda").bfloat16()
-        self._reference: list[Tensor] = []
 
     def swapped(self, cache: str, activation: str = "bf16") -> torch.nn.Module:
         """The layer after surgery, on the same parameters."""
@@ -77,15 +76,12 @@ class Block:
         return grouped_experts(self.x, self.ids, self.weights, w13, w2, self.plain.act_fn)
 
     def reference(self) -> list[Tensor]:
-        """Output and gradients of the plain block on the definition's weights; computed once."""
-        if not self._reference:
-            replaced = [qdq.fake_quantize_weight(p.detach(), "nvfp4").requires_grad_() for p in self.params]
-            self._reference = [t.detach() for t in self.step(self.grouped(*replaced), replaced)]
-        return self._reference
+        """Output and gradients of the plain block on the definition's weights."""
+        replaced = [qdq.fake_quantize_weight(p.detach(), "nvfp4").requires_grad_() for p in self.params]
+        return self.step(self.grouped(*replaced), replaced)
 
 
-def check(block: Block, holder: torch.nn.Module) -> str:
-    """Gate of a swapped layer: output and gradients are the reference's, in two passes."""
+def _check(block: Block, holder: torch.nn.Module) -> str:
     # A second pass meets what the first one kept, if it keeps anything.
     for _ in range(2):
         got = block.step(holder["experts"](block.x, block.ids, block.weights))
@@ -104,7 +100,7 @@ def cases(block: Block) -> list[Case]:
             for _ in range(micro):
                 block.step(holder["experts"](block.x, block.ids, block.weights))
 
-        check = (lambda: check(block, holder)) if activation == "bf16" else (lambda: "not compared: cost only")
+        check = (lambda: _check(block, holder)) if activation == "bf16" else (lambda: "not compared: cost only")
         return Case(name, run, flops=micro * FLOPS, check=check)
 
     def plain(_: int) -> None:

@@ -11,7 +11,7 @@ Bit-equal to the functions of the same names in `quads.numerics`, in the order o
 
 How it is fast: `blocks` says why a lane holds a block; x / d shares its divisor within a block, so it is a product
 with RN(1 / d) and one exact correction. When amax is not given and the tensor is a stack of experts, one launch
-computes the amax of expert e while expert e - lag is quantized from L2 ("fused"): the weight is read from memory once.
+computes the amax of expert e while expert e - LAG is quantized from L2 ("fused"): the weight is read from memory once.
 Workgroups take their place in that order from a counter, so an expert's amax tiles always start before its quantize
 tiles wait for them, whatever order the hardware starts workgroups in.
 
@@ -20,8 +20,6 @@ block that is not finite or exceeds the given amax becomes NaN instead of raisin
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -49,27 +47,9 @@ _FAKE, _QS, _PACK = 0, 1, 2
 # Tile sizes in blocks, warps and lag, chosen on an H200 (docs/kernels.md).
 TILE, WARPS, POLICY = 64, 2, ""
 AMAX_TILE, AMAX_WARPS = 16384, 8
+FUSED_BLOCKS, FUSED_WARPS = 128, 4
+FUSED_TILE, FUSED_REPEAT, LAG = 4096, 4, 1
 FUSED_EXPERTS = 8  # fewer matrices than this: amax and quantize are two launches
-
-
-class Fused(NamedTuple):
-    """Shape of the single launch for amax and quantize; every choice gives the same bits.
-
-    paired: a workgroup does an amax tile of matrix e and then a quantize tile of matrix e - lag, so that its own first
-    half hides the wait for the others'; else it does one or the other. tile: elements read at once, repeat of them are
-    a tile of either stage; blocks: quantized at once, one a lane; registers: limit a thread, None for the compiler's.
-    """
-
-    paired: bool = False
-    tile: int = 4096
-    repeat: int = 4
-    lag: int = 1
-    blocks: int = 128
-    warps: int = 4
-    registers: int | None = None
-
-
-FUSED = Fused()
 
 
 @triton.jit
@@ -173,35 +153,29 @@ def _fused_kernel(
     x_ptr, out_ptr, scale_ptr, amax_ptr, counter_ptr, matrices, tiles, blocks, groups,
     scale_tiles, scale_stride, NB: tl.constexpr, BLOCK: tl.constexpr, REPEAT: tl.constexpr, MODE: tl.constexpr,
     BF16: tl.constexpr, BF16_OUT: tl.constexpr, SWIZZLE: tl.constexpr, EVEN: tl.constexpr, BEHIND: tl.constexpr,
-    PAIRED: tl.constexpr,
 ):  # fmt: skip
     """amax and quantize in one launch. counter_ptr: int32 [1 + matrices], zero: tickets, then finished amax tiles.
 
-    A tile is BLOCK * REPEAT elements in both stages. A step holds the amax tiles of matrix `step` and the quantize
-    tiles of matrix `step - BEHIND`: one of each a ticket when PAIRED, else first all of these, then all of those.
+    A tile is BLOCK * REPEAT elements in both stages. Ticket t is step t // (2 * tiles); a step holds the amax tiles of
+    matrix `step`, then the quantize tiles of matrix `step - BEHIND`.
     """
     ticket = tl.atomic_add(counter_ptr, 1, sem="relaxed")
-    if PAIRED:
-        step = ticket // tiles
-        tile = ticket - step * tiles
-        first_stage = step < matrices
-        matrix = step - BEHIND
+    step = ticket // (2 * tiles)
+    tile = ticket - step * (2 * tiles)
+    if tile < tiles:
+        if step < matrices:
+            _amax_tile(x_ptr, amax_ptr, step, tile, blocks * 16, BLOCK, REPEAT, EVEN, True)
+            tl.atomic_add(counter_ptr + 1 + step, 1, sem="release")
     else:
-        step = ticket // (2 * tiles)
-        tile = ticket - step * (2 * tiles)
-        first_stage = (tile < tiles) & (step < matrices)
-        matrix = tl.where(tile < tiles, -1, step - BEHIND)
-    if first_stage:
-        _amax_tile(x_ptr, amax_ptr, step, tile, blocks * 16, BLOCK, REPEAT, EVEN, True)
-        tl.atomic_add(counter_ptr + 1 + step, 1, sem="release")
-    if matrix >= 0:
-        while tl.atomic_add(counter_ptr + 1 + matrix, 0, sem="acquire") < tiles:
-            pass
-        amax = tl.atomic_max(amax_ptr + matrix, 0, sem="relaxed").to(tl.float32, bitcast=True)
-        first = (tile if PAIRED else tile - tiles) * (BLOCK * REPEAT // 16 // NB)
-        for i in range(BLOCK * REPEAT // 16 // NB):
-            _quantize_tile(x_ptr, out_ptr, scale_ptr, amax, matrix, first + i, blocks, groups, scale_tiles,
-                           scale_stride, NB, MODE, BF16, BF16_OUT, SWIZZLE, "evict_first")  # fmt: skip
+        matrix = step - BEHIND
+        if matrix >= 0:
+            while tl.atomic_add(counter_ptr + 1 + matrix, 0, sem="acquire") < tiles:
+                pass
+            amax = tl.atomic_max(amax_ptr + matrix, 0, sem="relaxed").to(tl.float32, bitcast=True)
+            first = (tile - tiles) * (BLOCK * REPEAT // 16 // NB)
+            for i in range(BLOCK * REPEAT // 16 // NB):
+                _quantize_tile(x_ptr, out_ptr, scale_ptr, amax, matrix, first + i, blocks, groups, scale_tiles,
+                               scale_stride, NB, MODE, BF16, BF16_OUT, SWIZZLE, "evict_first")  # fmt: skip
 
 
 def _launch_amax(x: Tensor, amax: Tensor, tile: int, warps: int) -> None:
@@ -248,13 +222,11 @@ def _run(w: Tensor, out: Tensor, scales: Tensor | None, amax: Tensor | None, mod
     if amax is None and leading >= FUSED_EXPERTS:
         scratch = torch.zeros(2 * leading + 1, dtype=torch.int32, device=x.device)
         own, counter = scratch[:leading], scratch[leading:]
-        plan = FUSED
-        per_tile = plan.tile * plan.repeat
+        per_tile = FUSED_TILE * FUSED_REPEAT
         tiles = triton.cdiv(blocks * 16, per_tile)
-        _fused_kernel[((leading + plan.lag) * tiles * (1 if plan.paired else 2),)](
-            x, out, target, own, counter, leading, tiles, *shape, BLOCK=plan.tile, REPEAT=plan.repeat,
-            EVEN=blocks * 16 % per_tile == 0, BEHIND=plan.lag, NB=plan.blocks, PAIRED=plan.paired,
-            num_warps=plan.warps, maxnreg=plan.registers, **common, **LAUNCH,
+        _fused_kernel[((leading + LAG) * 2 * tiles,)](
+            x, out, target, own, counter, leading, tiles, *shape, BLOCK=FUSED_TILE, REPEAT=FUSED_REPEAT,
+            EVEN=blocks * 16 % per_tile == 0, BEHIND=LAG, NB=FUSED_BLOCKS, num_warps=FUSED_WARPS, **common, **LAUNCH,
         )  # fmt: skip
         return own.view(torch.float32)
     if amax is None:

@@ -62,15 +62,19 @@ class ExpertsForward:
         """W13 [E, 2F, D] and W2 [E, D, F] through `quantize(w, amax, param)` (LayerSetup.fake or .dequantized)."""
         return self.one_quantized(w13, "gate_up_proj", quantize), self.one_quantized(w2, "down_proj", quantize)
 
-    def weight(self, param: str) -> Tensor:
-        """W13 [E, 2F, D] or W2 [E, D, F] of this forward, gradient straight through."""
-        return self.quads.weight(self, param, lambda w: self.one_quantized(w, param, self.quads.fake))
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """W13 [E, 2F, D] and W2 [E, D, F] of this forward, gradients straight through."""
+
+        def one(param: str) -> Tensor:
+            return self.quads.weight(self, param, lambda w: self.one_quantized(w, param, self.quads.fake))
+
+        return one("gate_up_proj"), one("down_proj")
 
     def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """x [T, D], top_k_index int [T, S], top_k_weights [T, S] -> [T, D] in x's dtype."""
         if self.quads.execution.experts == "grouped":
             return self._grouped(x, top_k_index, top_k_weights)
-        w13, w2 = (self.weight(param).unbind(0) for param in ("gate_up_proj", "down_proj"))
+        w13, w2 = (w.unbind(0) for w in self.weights())
         rows = route(top_k_index, len(w13))
         counts = [count for _, count in rows.experts]
         x_RD = self.quads.activation(x, "w13")[rows.token]
@@ -85,14 +89,10 @@ class ExpertsForward:
 
     def _grouped(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         join = start_plan(top_k_index, len(self.gate_up_proj))
-        kind = x.device.type  # grouped products are unknown to autocast
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        cast = lambda t: t if dtype is None else t.to(dtype)  # noqa: E731
-        w13 = cast(self.weight("gate_up_proj"))
-        x_TD = cast(self.quads.activation(x, "w13"))
-        down = lambda: cast(self.weight("down_proj"))  # noqa: E731
-        # Beside the first product where there is something to compute; a kept W2 would leave its SMs idle.
-        w2 = down if self.quads.cache is None and self.quads.precision.weight == "nvfp4" else down()
+        w13, w2 = self.weights()
+        x_TD = self.quads.activation(x, "w13")
+        if torch.is_autocast_enabled(x.device.type):  # grouped products are unknown to autocast
+            x_TD, w13, w2 = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x_TD, w13, w2))
         quantize = lambda h, token: self.quads.activation(h, "w2", token)  # noqa: E731
         return grouped_experts(x_TD, top_k_index, top_k_weights, w13, w2, self.act_fn, quantize, join()).to(x.dtype)
 

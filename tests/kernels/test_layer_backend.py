@@ -9,7 +9,6 @@ from gemm_cases import DEVICE
 from tiny_moe import tiny_model
 
 from quads.kernels import activation, weight  # imported during collection, where the interpreter is chosen
-from quads.layers import grouped
 from quads.layers.execution import Execution
 from quads.layers.setup import Precision
 from quads.layers.surgery import apply_surgery, quads_layers, weight_cache
@@ -96,70 +95,6 @@ def test_both_expert_tensors_take_one_launch(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(weight, "_fused_kernel", Spy())
     model(IDS.to(DEVICE))
     assert launched == [(8, 32, 32), (8, 32, 16)]
-
-
-class Experts:
-    """16 experts of one layer, grouped, every forward quantizes; 4096 tokens, so that the product fills the GPU."""
-
-    def __init__(self) -> None:
-        model = tiny_model(hidden_size=1024, moe_intermediate_size=512, num_experts=16, num_hidden_layers=1)
-        model = model.to(DEVICE, torch.bfloat16)
-        apply_surgery(model, Precision("nvfp4"), Execution("triton", "grouped", "off"))
-        self.layer, g = model.model.layers[0].mlp.experts, torch.Generator().manual_seed(8)
-        self.x = torch.randn(4096, 1024, generator=g).bfloat16().to(DEVICE).requires_grad_()
-        self.weights = torch.rand(4096, 2, generator=g).bfloat16().to(DEVICE).requires_grad_()
-        self.ids = torch.randint(0, 16, (4096, 2), generator=g).to(DEVICE)
-        self.grad = torch.randn(4096, 1024, generator=g).bfloat16().to(DEVICE)
-        self.leaves = [self.x, self.weights, self.layer.gate_up_proj, self.layer.down_proj]
-
-    def forward(self) -> torch.Tensor:
-        return self.layer(self.x, self.ids, self.weights)
-
-    def step(self) -> list[torch.Tensor]:
-        out = self.forward()
-        return [out, *torch.autograd.grad(out, self.leaves, self.grad)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("idle", [0, 16, 64])
-def test_quantization_beside_the_product_changes_no_bit(idle: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many times without a wait, with and without autograd: memory given back too early would be overwritten."""
-    experts = Experts()
-    want = [t.clone() for t in experts.step()]
-    monkeypatch.setattr(grouped, "BESIDE", idle)
-    different = torch.zeros((), dtype=torch.int64, device=DEVICE)
-    for _ in range(20):
-        with torch.no_grad():
-            different += (experts.forward() != want[0]).sum()
-        for a, b in zip(experts.step(), want, strict=True):
-            different += (a != b).sum()
-    assert int(different) == 0 and all(bool(t.any()) for t in want)
-    assert torch._C._get_sm_carveout_experimental() is None
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("idle", [0, 16])
-def test_quantization_beside_the_product_in_a_graph(idle: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captured, replayed after new weights."""
-    experts = Experts()
-    monkeypatch.setattr(grouped, "BESIDE", idle)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        experts.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = experts.step()
-    monkeypatch.setattr(grouped, "BESIDE", None)
-    for scale in (1.0, 0.75):
-        with torch.no_grad():
-            for parameter in experts.leaves[2:]:
-                parameter.mul_(scale)
-        for tensor in captured:
-            tensor.detach().fill_(torch.nan)
-        graph.replay()
-        assert all(torch.equal(a, b) for a, b in zip(captured, experts.step(), strict=True))
 
 
 @pytest.mark.gpu

@@ -198,7 +198,7 @@ def test_formats_without_an_fp4_product(name) -> None:
 @pytest.mark.blackwell
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("spec", CASES, ids=str)
-def test_on_hardware(name, spec) -> None:
+def test_on_hardware_and_in_a_graph(name, spec) -> None:
     """NOT RUN so far: layers against the loop, then captured and replayed with other weights and masks."""
     if name == "cutlass":
         from vllm import _custom_ops

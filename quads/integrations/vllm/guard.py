@@ -41,6 +41,9 @@ OUTPUTS = 1024
 # in ten moved, not with one percent on all. Inside experts such a step may flip an FP4 code of the second
 # product's input, which moves a whole row. In the interpreter: 0 and 1.1e-5. A static mask that is ignored: .07.
 LIMIT = {"linear": 2.0**-8, "experts": 2.0**-5}
+# vLLM's FP4 ops round to bf16 before the rows' scales are applied and once more after: one output in four moves a step,
+# and codes flip behind it (.08 measured on random weights).
+LIMIT_CUTLASS = {"linear": 2.0**-8, "experts": 2.0**-3}
 
 
 def check_layers(model: torch.nn.Module, config: QuadsConfig) -> dict[str, Any] | None:
@@ -98,7 +101,7 @@ def _compare(layer: Any, state: LayerState, config: QuadsConfig) -> dict[str, An
         "relative_difference": 0.0 if difference == 0 else difference / max(float(want.norm()), 1e-30),
         "largest_difference": float((y - want).abs().max()),
         "largest_value": float(want.abs().max()),
-        "limit": LIMIT[state.kind],
+        "limit": (LIMIT_CUTLASS if config.engine.backend == "cutlass" else LIMIT)[state.kind],
         "device": _device_name(want.device),
     }
 
