@@ -41,6 +41,7 @@ from quads.config import Experiment, Run, load_arms, load_experiment, resolve_ru
 POLL_S = 1.0
 SPACING_S = 2.0  # between two starts: Ray sessions that start at once race for ports
 TRIES = 2
+TRAIN_S = 3600.0  # a training that has not ended by then hangs
 HOPELESS = 4
 PLENTY_MIB, PER_RUN_MIB = 100_000, 12_000
 
@@ -114,7 +115,7 @@ def run_jobs(experiment: Experiment, run: Run, results: Path) -> list[Job]:
     testing = stage("evaluate", **one, data=data, benchmarks=benchmarks, train=train, cache=cache, out=evaluated)
     trained = train / "result.json"
     return [
-        Job(f"train {label}", training, trained, (model / "manifest.json",), trains=True),
+        Job(f"train {label}", training, trained, (model / "manifest.json",), TRAIN_S, trains=True),
         Job(f"evaluate {label}", testing, evaluated / "result.json", (trained, benchmarks / "manifest.json"), 300.0),
     ]
 

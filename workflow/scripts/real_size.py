@@ -71,10 +71,9 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) ->
     jobs.append({"name": "tensor", "command": tensor, "target": f"{OUT}/tensor/report.json", "gpus": 2, "share": 0.1})
     for arm in ARMS:
         target = f"{OUT}/train-{arm}.json"
-        compare = ["--compare-weights"] if arm == "quads" else []
         command = python(
             "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", small, "--data", data,
-            "--out", root / target, *compare, "--set", f"runtime.gpus_per_node={gpus}",
+            "--out", root / target, "--set", f"runtime.gpus_per_node={gpus}",
             f"runtime.rollout_graphs={arm != 'fp8'}".lower(),
         )  # fmt: skip
         needs = [f"{small}/manifest.json", f"{data}/manifest.json"]
