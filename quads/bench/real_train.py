@@ -8,7 +8,7 @@
 
 Same driver, worker, engine and plugin as `python -m quads.train`; `--set` hands more words to verl and `runtime.NAME=`
 values of this experiment's runtime. Nothing resumes: a step here costs minutes, a checkpoint 12 bytes a parameter.
-`--compare-weights` dumps the engine's weights twice (4 bytes a parameter and device, on disk and in memory).
+`--compare-weights` has every engine dump its weights at the start and the end (2 bytes a parameter and GPU, on disk).
 Differs from quads.train in what it leaves out, so its file is no result of a run and says so by its schema.
 """
 

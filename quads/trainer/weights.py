@@ -8,10 +8,36 @@ own dump). Differs from comparing log-probs or norms: one wrong scale of one exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+
+class Dump(Mapping[str, Tensor]):
+    """An engine's dump: name -> float32 qs * rcp, of "<name>.qs" [..., N, K] and "<name>.rcp" [..., N, 1] in the file.
+
+    Read when asked for: of a model of real size neither file nor comparison need fit into memory.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from safetensors import safe_open
+
+        self.file = safe_open(path, "pt")
+        self.names = {key.removesuffix(".qs") for key in self.file.keys() if key.endswith(".qs")}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        values: Tensor = self.file.get_tensor(f"{name}.qs").float() * self.file.get_tensor(f"{name}.rcp")
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.names))
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def compare_weights(trainer: Iterable[tuple[str, Tensor]], engine: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from quads.trainer.weights import compare_weights
+from quads.trainer.weights import Dump, compare_weights
 
 
 def test_counts_and_maximum():
@@ -26,3 +27,18 @@ def test_counts_and_maximum():
 def test_unmatched_weights_are_named(engine, words):
     with pytest.raises(ValueError, match=words):
         compare_weights([("x", torch.zeros(2))], engine)
+
+
+def test_a_dump_is_the_product_of_what_the_engine_stores(tmp_path):
+    qs, rcp = torch.tensor([[1.0, -3.0], [0.5, 6.0]]).bfloat16(), torch.tensor([[0.1], [1 / 3]])
+    save_file({"x.qs": qs, "x.rcp": rcp}, tmp_path / "dump.safetensors")
+    dump = Dump(tmp_path / "dump.safetensors")
+    ours = [("x", qs.float() * rcp)]
+    assert list(dump) == ["x"] and len(dump) == 1 and "y" not in dump
+    assert compare_weights(ours, dump) == {"elements": 4, "different": 0, "max_abs": 0.0, "tensors": 1}
+    ours[0][1][1, 1] += 1
+    assert compare_weights(ours, dump)["different"] == 1
+    with pytest.raises(ValueError, match="holds no weight 'y'"):
+        compare_weights([("y", qs)], dump)
+    with pytest.raises(ValueError, match="quantizes no weight"):
+        compare_weights([], dump)

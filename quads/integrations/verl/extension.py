@@ -14,7 +14,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from quads.integrations.verl.session import weight_socket
-from quads.integrations.vllm.reload import LayerwiseReload, engine_weights
+from quads.integrations.vllm.reload import LayerwiseReload, engine_operands
 from quads.integrations.vllm.shards import is_first_rank
 
 
@@ -39,8 +39,9 @@ class QuadsWorkerExtension(vLLMColocateWorkerExtension):
             receiver.receive_weights(on_bucket_received=on_bucket)
 
     def quads_dump_weights(self, path: str) -> None:
-        """Write the dequantized float32 weights that this engine multiplies with to a safetensors file (first rank)."""
-        weights = engine_weights(self.model_runner.get_model())
+        """Write what this engine multiplies with, as it is stored, for quads.trainer.weights.Dump (first rank)."""
+        held = engine_operands(self.model_runner.get_model())
         if not is_first_rank():
             return
-        save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, path)
+        stored = {f"{name}.{part}": tensor for name, w in held.items() for part, tensor in w._asdict().items()}
+        save_file({name: tensor.contiguous().cpu() for name, tensor in stored.items()}, path)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
@@ -28,7 +27,7 @@ from quads.layers.setup import Precision
 from quads.layers.surgery import quantized_weights
 from quads.rollout.mode import EngineConfig
 from quads.trainer.rungs import at_precision, rung_precisions
-from quads.trainer.weights import compare_weights
+from quads.trainer.weights import Dump, compare_weights
 
 
 class QuadsTrainingWorker(TrainingWorker):
@@ -77,7 +76,7 @@ class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
         # Each rank has an engine replica of its own, and ranks may share a file system.
         path = f"{self.options.engine_weights}.rank{self.rank}"
         await self.rollout._execute_method("quads_dump_weights", args=(path,))
-        report = compare_weights(quantized_weights(self.actor.engine.module), load_file(path))
+        report = compare_weights(quantized_weights(self.actor.engine.module), Dump(path))
         if self.rank == 0:
             Path(self.options.delta_weight_report).write_text(json.dumps(report, indent=1))
         Path(path).unlink(missing_ok=True)
