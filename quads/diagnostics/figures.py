@@ -17,6 +17,13 @@ from quads.paper.figures import COLOURS, MARKERS, STYLES, panels
 
 Row = dict[str, Any]
 GAP_LABEL = "mean |log p trainer - log p rollout| (nats)"
+OUTLIER_WORDS = {
+    "w4a4_T2_minus_T0": "W4A4: T2 - T0",
+    "weight_T1_minus_T0": "its weights: T1 - T0",
+    "act_w4a4_T2_minus_T1": "its activations: T2 - T1",
+    "act_rac_T2_minus_T1": "activations with RAC: T2 - T1",
+    "fp8_T2_minus_T0": "FP8: T2 - T0",
+}
 
 
 def _seeds(rows: Sequence[Row], value: str, **where: Any) -> list[float]:
@@ -66,6 +73,7 @@ def _grouped_bars(ax: Axes, rows: Sequence[Row], groups: Sequence[tuple[str, Row
         ax.bar(place, mean, width, color=colour, alpha=0.85, label=label)
         ax.errorbar(place, mean, yerr=np.maximum(ends, 0), fmt="none", ecolor="#333333", elinewidth=0.8)
     ax.set_xticks(range(len(groups)), [label for label, _ in groups], rotation=30, ha="right", fontsize=8)
+    ax.set_xlim(-0.75, len(groups) - 0.25)  # a single group would fill the axes
 
 
 def _log_bars(ax: Axes) -> None:
@@ -73,7 +81,8 @@ def _log_bars(ax: Axes) -> None:
     heights = [bar.get_height() for bar in ax.patches if bar.get_height() > 0]
     ax.set_yscale("log", nonpositive="clip")
     if heights:
-        ax.set_ylim(min(heights) / 2, max(heights) * (max(heights) / min(heights)) ** 0.35)  # room for the legend
+        span = max(max(heights) / min(heights), 10.0)  # equal bars would leave the legend no room
+        ax.set_ylim(min(heights) / 2, max(heights) * span**0.35)
 
 
 # For other modules that draw figures.
@@ -102,12 +111,12 @@ def decomposition(rows: Sequence[Row], arms: Sequence[str]) -> Figure:
 
 
 def tokens(rows: Sequence[Row]) -> Figure:
-    """Gap by response position and by entropy decile, one line per arm."""
+    """Gap by response position and by entropy decile, one line per arm; nearly empty bins (`filled`) are not drawn."""
     figure, axes = panels(2, width=13, height=4.8)
     for ax, by, label in zip(
         axes, ("position", "entropy_decile"), ("response position", "entropy decile"), strict=True
     ):
-        own = [r for r in rows if r["by"] == by]
+        own = filled([r for r in rows if r["by"] == by])
         for index, arm in enumerate(_unique(own, "arm")):
             _line(ax, own, "bin", "mean_token_abs_d", index, arm, at=float, arm=arm)
         ax.set_yscale("log")
@@ -115,6 +124,12 @@ def tokens(rows: Sequence[Row]) -> Figure:
         ax.set_ylabel(GAP_LABEL)
     axes[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def filled(rows: Sequence[Row], share: float = 0.05) -> list[Row]:
+    """Rows of bins with at least this share of the fullest bin's tokens: two late tokens are no mean to look at."""
+    fullest = max((r["tokens"] for r in rows), default=0)
+    return [r for r in rows if r["tokens"] >= share * fullest]
 
 
 def layer_bars(rows: Sequence[Row]) -> Figure:
@@ -228,7 +243,8 @@ def stacked(rows: Sequence[Row]) -> Figure:
 def scales(rows: Sequence[Row]) -> Figure:
     """|T1 - T2| by granularity of the activation's global scale, without and with RAC."""
     figure, (ax,) = panels(height=3.8)
-    groups = [(f"per {s}{', RAC' if rac else ''}", {"scale": s, "rac": rac}) for rac in (False, True)
+    words = {"token": "per token", "forward": "per forward", "constant": "constant"}
+    groups = [(f"{words[s]}{', RAC' if rac else ''}", {"scale": s, "rac": rac}) for rac in (False, True)
               for s in _unique(rows, "scale")]  # fmt: skip
     _grouped_bars(ax, rows, groups, {"mean_token_abs_d": "mean |T2 - T1|", "p99_token_abs_d": "p99 |T2 - T1|"})
     _log_bars(ax)
@@ -257,7 +273,7 @@ def outliers(rows: Sequence[Row]) -> Figure:
     figure, (ax,) = panels(height=4.2)
     columns = [key for key in rows[0] if key.startswith("mean_token_abs_")]
     for index, column in enumerate(columns):
-        _line(ax, rows, "strength", column, index, column.removeprefix("mean_token_abs_"), at=float)
+        _line(ax, rows, "strength", column, index, OUTLIER_WORDS[column.removeprefix("mean_token_abs_")], at=float)
     ax.set_yscale("log")
     ax.set_xlabel("strength of injected outlier channels (1: off)")
     ax.set_ylabel("mean |difference| over tokens (nats)")

@@ -107,7 +107,10 @@ def _layer_axes(ax: Axes, rows: Sequence[Row]) -> None:
 
 
 def trained(rows: Sequence[Row], before: Sequence[Row]) -> Figure:
-    """Left: total gap at the start and after training; right: the three terms after training. Bars span the seeds."""
+    """Left: total gap at the start (where `before` has it) and after training; right: the terms after training.
+
+    Bars span the seeds.
+    """
     figure, (left, right) = base.figure_with_axes(2, width=12, height=4.6)
     own = [r for r in rows if r["engine"] == "own"]
     arms = base.unique(own, "arm")
@@ -118,7 +121,8 @@ def trained(rows: Sequence[Row], before: Sequence[Row]) -> Figure:
         if r.get("level") == "total" and r["mean_token_abs"] not in ("", None)
     ]
     both = [*start, *({"arm": r["arm"], "after": r["mean_token_abs_total"]} for r in own)]
-    base.grouped_bars(left, both, groups, {"before": "warm checkpoint", "after": "after training"})
+    names = {"before": "warm checkpoint"} if start else {}
+    base.grouped_bars(left, both, groups, names | {"after": "after training"})
     base.grouped_bars(right, own, groups, {f"mean_token_abs_{t}": t for t in TERMS})
     for ax, title in ((left, "total gap"), (right, "after training (a missing bar is exactly 0)")):
         base.log_bars(ax)

@@ -193,7 +193,7 @@ class Report:
         """Figures of the studies as they lie on disk."""
         said: Mapping[str, tuple[str, str, bool]] = {
             "decomposition": ("Decomposition", "The gap and its three terms by arm, and the parts of delta_num.", True),
-            "matrix": ("Trainer x rollout", "Mean gap of every pair of precisions.", False),
+            "matrix": ("Trainer x rollout", "Mean gap of every pair of precisions, mean over seeds.", False),
             "fig7": ("Layer by layer", "Trainers of every precision against the engine's own layer outputs.", True),
             "trained": ("After training", "Gap at the start and after training, and its terms after training.", True),
             "masks": ("Masks", "Gap, activation part and dependence on the batch for every kind of mask.", True),
@@ -203,7 +203,8 @@ class Report:
             study = self.x.study(name)
             svg = study.folder / f"{name}.svg" if study is not None else None
             if study is not None and svg is not None and svg.is_file():
-                words = f"{caption} Bars span the seeds. Source: {self.x.ledger.label(study.key)}."
+                bars = "" if name == "matrix" else " Bars span the seeds."  # a heat map has none
+                words = f"{caption}{bars} Source: {self.x.ledger.label(study.key)}."
                 drawing = Drawing(f"study-{name}", "decomposition", title, words, svg.read_text("utf-8"), themed)
                 out.append(drawing)
         return out

@@ -113,7 +113,10 @@ def gap_figure(sources: Sequence[Source], title: str) -> Figure:
 
 
 def accuracy_figure(rows: Sequence[Row], title: str, confidence: float) -> Figure:
-    """pass@1 per arm at the start and at the end through both engines, with intervals."""
+    """pass@1 per arm at the start and at the end through both engines, with intervals; a tick for each seed.
+
+    The intervals redraw problems: only the ticks show how far the training seeds lie apart.
+    """
     figure, axes = _axes(f"pass@1, {title}", "", height=1.6 + 0.55 * len(rows))
     kinds: tuple[tuple[str, str, str, list[Interval | None]], ...] = (
         ("start, own engine", "o", "white", [r.start for r in rows]),
@@ -122,6 +125,10 @@ def accuracy_figure(rows: Sequence[Row], title: str, confidence: float) -> Figur
     )
     for offset, (label, marker, face, intervals) in zip((-0.22, 0.0, 0.22), kinds, strict=True):
         _points(axes, [i + offset for i in range(len(rows))], intervals, label, marker, face)
+    ticks = [(100 * share, i) for i, r in enumerate(rows) if len(r.own_by_seed) > 1 for share in r.own_by_seed]
+    if ticks:
+        axes.plot(*zip(*ticks, strict=True), linestyle="none", marker="|", markersize=13, markeredgewidth=1.4,
+                  color="#0072B2", label="end, own engine: each seed")  # fmt: skip
     axes.set_yticks(range(len(rows)), [r.arm.name for r in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 100)

@@ -132,11 +132,16 @@ def key_of(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")
 
 
+def _cpu(model: str) -> str:
+    """A CPU's name without trade marks and the word Processor: it stands in every row of every table."""
+    return re.sub(r"\((R|TM)\)|\bProcessor\b", "", model).replace("  ", " ").strip() or model
+
+
 def describe_hardware(found: Mapping[str, Any] | None, receipt: Mapping[str, Any] | None = None) -> str:
     """One line about a machine as quads.provenance.hardware records it, and how the engine multiplied."""
     if not found:
         return UNKNOWN
     gpus = [str(g).partition(",")[0] for g in found.get("gpus", [])]
-    machine = f"{len(gpus)} x {gpus[0]}" if gpus else f"{found['cores']} cores {found['cpu']}, no GPU"
+    machine = f"{len(gpus)} x {gpus[0]}" if gpus else f"{found['cores']} cores {_cpu(found['cpu'])}, no GPU"
     backend = (receipt or {}).get("backend")
     return f"{machine}; {backend}" if backend else machine

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from quads.evaluation.stats import Interval
 from quads.paper import claims
@@ -146,6 +147,7 @@ def _gaps(ax: Axes, cells: Sequence[Cell]) -> None:
     words = ["trained arms" if c.row == "trained arms" else w for c, w in zip(cells, words, strict=True)]
     ax.set_yticks(range(len(cells)), words, fontsize=8)
     ax.set_ylim(len(cells) - 0.4, -0.6)
+    ax.xaxis.set_major_locator(MaxNLocator(5))  # more labels run into each other
     ax.set_xlabel("log-prob gap, symmetric - asymmetric (nats)")
 
 

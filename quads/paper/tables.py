@@ -57,6 +57,7 @@ class Row:
     start: Interval
     own: Interval | None
     bf16: Interval | None
+    own_by_seed: tuple[float, ...]
     own_sd_over_seeds: float | None
     trend: Interval | None
     trend_over_seeds: Interval | None
@@ -182,6 +183,7 @@ def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluat
         start=start,
         own=own,
         bf16=_accuracy(runs, "bf16", evaluation),
+        own_by_seed=tuple(_pass(r) for r in runs) if own else (),
         own_sd_over_seeds=_sd([_pass(r) for r in runs]) if own else None,
         trend=trend,
         trend_over_seeds=by_seed,
@@ -287,6 +289,7 @@ def record(row: Row) -> dict[str, object]:
         "seeds": " ".join(map(str, row.seeds)),
         **_ends("pass_at_1_start", row.start),
         **_ends("pass_at_1_own", row.own),
+        "pass_at_1_own_by_seed": " ".join(f"{share:.6g}" for share in row.own_by_seed),
         "pass_at_1_own_sd_over_seeds": row.own_sd_over_seeds,
         **_ends("pass_at_1_bf16", row.bf16),
         **_ends("end_minus_start_own", row.trend),

@@ -5,7 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
-from made_up_results import MADE_UP
+from made_up_results import MADE_UP, made_up_arms, made_up_experiment, write_run
 from matplotlib.colors import to_rgb
 
 from quads import report
@@ -71,3 +71,17 @@ def test_the_stage_says_which_run_is_missing(tmp_path, caplog):
     assert report.main(args) == 1
     assert re.search(r"training result .*bf16-seed0-.*missing.*snakemake --forcerun", caplog.text)
     assert not (tmp_path / "out").exists()
+
+
+def test_each_of_several_seeds_has_its_tick(made_up, tmp_path):
+    def ticks(rows):
+        (axes,) = figures.accuracy_figure(rows, "made up", 0.95).axes
+        lines = [line for line in axes.lines if line.get_label() == "end, own engine: each seed"]
+        return [tuple(point) for line in lines for point in line.get_xydata()]
+
+    assert ticks(build_rows(load_sources(*made_up), made_up[1].evaluation)) == []
+    experiment, arms = made_up_experiment(seeds=(0, 1)), made_up_arms()[:1]
+    write_run(tmp_path / "two", experiment, arms[0], 0)
+    write_run(tmp_path / "two", experiment, arms[0], 1, numbers=(0.5, 0.7, 0.001))
+    rows = build_rows(load_sources(tmp_path / "two", experiment, arms), experiment.evaluation)
+    assert np.allclose(ticks(rows), [(90.5, 0), (70.5, 0)])
