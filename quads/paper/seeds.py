@@ -19,10 +19,10 @@ import numpy as np
 
 from quads.config import Collapse, Evaluation
 from quads.diagnostics.collapse import STOPPING, judge
-from quads.evaluation.stats import Interval, bootstrap_mean, independent_difference, proportion_interval
+from quads.evaluation.stats import Interval
 from quads.paper.sources import Source
 from quads.paper.study_files import over_seeds
-from quads.paper.tables import resampling, tail
+from quads.paper.tables import below_start, tail
 
 
 def own_points(run: Source) -> float | None:
@@ -75,12 +75,4 @@ def share(
 
 def collapsed(runs: Sequence[Source], evaluation: Evaluation, settings: Collapse) -> Mapping[int, bool]:
     """Seed -> whether its run collapsed; "below its own start" means by more than the interval over problems."""
-    return {r.seed: judge(r.steps, settings).verdict in STOPPING or _below_start(r, evaluation) for r in runs}
-
-
-def _below_start(run: Source, evaluation: Evaluation) -> bool:
-    if "own" not in run.eval["engines"]:
-        return False
-    scores = run.per_problem("own")
-    start = proportion_interval(float(run.start["eval_accuracy"]), len(scores), evaluation.confidence)
-    return independent_difference(bootstrap_mean(scores, **resampling(evaluation)), start).high < 0
+    return {r.seed: judge(r.steps, settings).verdict in STOPPING or below_start(r, evaluation) for r in runs}

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quads.config import Arm, Collapse, Evaluation
-from quads.diagnostics.collapse import judge
+from quads.diagnostics.collapse import STOPPING, judge
 from quads.evaluation.stats import (
     Interval,
     bootstrap_mean,
@@ -106,6 +106,21 @@ def training_words(runs: Sequence[Source], collapse: Collapse) -> str:
     if {d.verdict for d in found} == {"collapsed"} and not any(run.train.get("stopped") for run in runs):
         return "collapsed at steps " + ", ".join(str(d.first("collapsed")) for d in found)
     return "; ".join(f"seed {run.seed}: {w}" for run, w in zip(runs, words, strict=True))
+
+
+def below_start(run: Source, evaluation: Evaluation) -> bool:
+    """Whether pass@1 in the own engine ends below the run's own start by more than the interval over problems."""
+    if "own" not in run.eval["engines"]:
+        return False
+    scores = run.per_problem("own")
+    start = proportion_interval(float(run.start["eval_accuracy"]), len(scores), evaluation.confidence)
+    return independent_difference(bootstrap_mean(scores, **resampling(evaluation)), start).high < 0
+
+
+def fallen_words(runs: Sequence[Source], evaluation: Evaluation, collapse: Collapse) -> str:
+    """Names the seeds that the detector passes although their accuracy fell: the mean over seeds can hide them."""
+    passed = [r for r in runs if judge(r.steps, collapse).verdict not in STOPPING and below_start(r, evaluation)]
+    return "".join(f"; seed {r.seed} ends below its start" for r in passed)
 
 
 def mean_per_problem(runs: Sequence[Source], engine: str) -> FloatArray | None:
@@ -202,7 +217,7 @@ def _row(runs: list[Source], reference: list[Source] | None, evaluation: Evaluat
         if any(d is None for d in different)
         else sum(int(d["different"]) for d in different),
         seconds_per_step=_median([float(v) for r in runs for v in r.curve("seconds")]),
-        training=training_words(runs, collapse),
+        training=training_words(runs, collapse) + fallen_words(runs, evaluation, collapse),
         steps=tuple(len(r.steps) for r in runs),
         status=_status(trend, by_seed, nonfinite),
         run_ids=tuple(r.run_id for r in runs),

@@ -54,6 +54,17 @@ def decomposed(train, seed):
     edit(train, decomposition="decomposition.jsonl")
 
 
+def test_a_seed_that_falls_is_named_where_the_detector_passes_it(tmp_path):
+    experiment, arms = made_up_experiment(seeds=(0, 1)), made_up_arms()[:1]
+    write_run(tmp_path, experiment, arms[0], 0)
+    write_run(tmp_path, experiment, arms[0], 1, numbers=(0.55, 0.25, 0.001))
+    sources, blind = load_sources(tmp_path, experiment, arms), Collapse(patience=50)
+    (row,) = build_rows(sources, experiment.evaluation, blind)
+    assert row.training == "healthy; seed 1 ends below its start"
+    (row,) = build_rows(sources, experiment.evaluation, SENSITIVE)
+    assert "ends below" not in row.training and "seed 1: collapsed" in row.training
+
+
 def test_verdict_and_steps_are_in_the_table(results):
     sources = load_sources(*results)
     rows = {r.arm.name: r for r in build_rows(sources, results[1].evaluation, SENSITIVE)}
