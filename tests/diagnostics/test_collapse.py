@@ -193,6 +193,7 @@ RECORDED = Path(__file__).resolve().parents[2] / "docs/measured"
     ("folder", "collapsed"),
     [
         ("toy", {"nvfp4_naive/0": 33, "nvfp4_naive/1": 45, "nvfp4_naive/2": 47}),
+        ("toy_3seeds", {"nvfp4_naive/0": 36, "nvfp4_naive/1": 36, "nvfp4_naive/2": 27}),
         ("toy_gpu", {"nvfp4_naive/0": 53, "nvfp4_naive/1": 53, "nvfp4_naive/2": 46, "qat_only/1": 42}),
         ("toy_gpu_more", {"rac_only/2": 48}),
         ("toy_s1", {}),
@@ -206,7 +207,7 @@ def test_recorded_training_curves_give_the_documented_verdicts(folder: str, coll
         for line in csv.DictReader(file):
             row = {k: float(line[k]) for k in ("step", "reward", "gap_mean") if line[k]}
             runs.setdefault(f"{line['arm']}/{line['seed']}", []).append(row)
-    count = {"toy": 12, "toy_gpu": 12, "toy_gpu_more": 15, "toy_s1": 4, "toy_s8": 4}[folder]
+    count = {"toy": 12, "toy_3seeds": 12, "toy_gpu": 12, "toy_gpu_more": 15, "toy_s1": 4, "toy_s8": 4}[folder]
     assert len(runs) == count and all(len(rows) == 61 for rows in runs.values())
     found = {name: judge(rows) for name, rows in runs.items()}
     assert {n: d.first("collapsed") for n, d in found.items() if d.verdict == "collapsed"} == collapsed

@@ -44,6 +44,10 @@ def test_evidence_is_what_the_result_files_say(evidence: verdict.Evidence) -> No
     assert (evidence.points, evidence.low, evidence.high) == points_in_table(experiment, arm)
     if "curves.csv" in evidence.source:
         assert evidence.gap == pytest.approx(first_gap(experiment, arm), abs=5e-4)
+    elif "decomposition.md" in evidence.source:
+        lines = (DOCS / evidence.source.split(", ")[1]).read_text().splitlines()
+        total = next(row for row in lines if row.startswith(f"| {arm} | total | total |"))
+        assert evidence.gap == float(re.findall(r"\d\.\d+", total)[0])
     else:
         line = next(
             row for row in (DOCS / "diagnostics.md").read_text().splitlines() if row.startswith(f"| {arm} | 0.")

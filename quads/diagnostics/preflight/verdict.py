@@ -3,7 +3,7 @@
     ok         gap < OK_BELOW      geometric middle of: the largest gap without a measured loss, the next larger gap
     will hurt  gap >= HURT_FROM    geometric middle of: the smallest gap from which on every run lost at least LOSS
                                    points, the next smaller gap
-    risky      between them; the runs there lost 3 to 4 points
+    risky      between them; the runs there lost 3 to 5 points
     unknown    a gap that is no number, too few scored tokens, or prompt tokens only and the verdict would change
                within a factor PROMPT_MARGIN
 
@@ -39,8 +39,9 @@ class Evidence:
     source: str
 
 
-_S12, _ALL, _S8, _S1 = (
+_S12, _SEEDS, _ALL, _S8, _S1 = (
     "measured/toy/table.md, diagnostics.md",
+    "measured/toy_3seeds/table.md, measured/toy_3seeds/diagnose/decomposition.md",
     "measured/toy_all/table.md, diagnostics.md",
     "measured/toy_s8/table.md, measured/toy_s8/curves.csv (step 1)",
     "measured/toy_s1/table.md, measured/toy_s1/curves.csv (step 1)",
@@ -50,6 +51,7 @@ EVIDENCE = (
     Evidence("toy_all fp8 (BF16 / FP8)", 0.0225, -0.1, -1.1, 0.8, _ALL),
     Evidence("toy_s1 quads (W4A16 / W4A4+RAC)", 0.0406, -3.5, -4.8, -2.3, _S1),
     Evidence("toy_s8 quads (W4A16 / W4A4+RAC)", 0.0408, -3.3, -4.7, -2.0, _S8),
+    Evidence("toy_3seeds quads (W4A16 / W4A4+RAC)", 0.0511, -5.1, -6.1, -4.0, _SEEDS),
     Evidence("toy quads (W4A16 / W4A4+RAC)", 0.0620, -3.7, -4.6, -2.9, _S12),
     Evidence("toy_s1 qat_only (W4A16 / W4A4)", 0.0730, -6.3, -8.1, -4.7, _S1),
     Evidence("toy_s1 nvfp4_naive (BF16 / W4A4)", 0.0826, -8.9, -10.9, -6.8, _S1),
@@ -57,7 +59,9 @@ EVIDENCE = (
     Evidence("toy_all rac_only (BF16 / W4A4+RAC)", 0.113, -54.9, -59.0, -50.7, _ALL),
     Evidence("toy_all qat_symmetric (W4A4 / W4A4)", 0.140, -13.4, -16.0, -10.9, _ALL),
     Evidence("toy_s8 nvfp4_naive (BF16 / W4A4)", 0.1615, -30.7, -34.1, -27.3, _S8),
+    Evidence("toy_3seeds qat_only (W4A16 / W4A4)", 0.198, -47.8, -50.9, -44.9, _SEEDS),
     Evidence("toy qat_only (W4A16 / W4A4)", 0.210, -36.1, -39.0, -33.3, _S12),
+    Evidence("toy_3seeds nvfp4_naive (BF16 / W4A4)", 0.243, -73.6, -76.6, -70.6, _SEEDS),
     Evidence("toy nvfp4_naive (BF16 / W4A4)", 0.247, -71.2, -74.0, -68.3, _S12),
 )
 
