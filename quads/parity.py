@@ -26,11 +26,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from quads import provenance
 from quads.config import Arm, ConfigError, Experiment, Runtime, load_arm, load_experiment, resolve_run
 from quads.files import ResultFileError, read_result, write_json_atomic
+from quads.integrations.vllm.execution import serving_backend
 from quads.integrations.vllm.generate import EngineError, prepare_environment
 from quads.lifeline import watch_parents
 
@@ -70,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arm", required=True, help="file stem under configs/arms")
     parser.add_argument("--model", type=Path, required=True, help="folder of a Hugging Face checkpoint")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
-    # No list of backends here: the engine knows which there are and refuses others with the reason.
     parser.add_argument("--backend", help="in place of the experiment's runtime.rollout_backend")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, help="in place of runtime.rollout_graphs")
     parser.add_argument("--masks", type=Path, help="RAC masks (safetensors, by engine key); default: random ones")
@@ -87,6 +87,8 @@ def run(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> dict[str,
     """The report. Raises ConfigError, ResultFileError, EngineError, and RuntimeError of the engine's own checks."""
     config = read_result(args.model / "config.json", "checkpoint configuration", ("vocab_size",))
     runtime = chosen_runtime(experiment, arm, args)
+    if args.prompts < 1:
+        raise ConfigError(f"--prompts {args.prompts}: at least one is needed")
     sizes = {
         "prompts": args.prompts,
         "prompt_tokens": args.prompt_tokens or experiment.grpo.max_prompt_tokens,
@@ -103,7 +105,7 @@ def run(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> dict[str,
         "arm": arm.name,
         "mode": arm.rollout.mode,
         "model": str(args.model),
-        "backend": runtime.rollout_backend,
+        "backend": serving_backend(arm.rollout.mode, runtime.rollout_backend),
         "graphs": runtime.rollout_graphs,
         "sizes": sizes,
         "engines": {name: {k: said[k] for k in ("receipt", "seconds")} for name, said in found.items()},
@@ -120,9 +122,14 @@ def run(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> dict[str,
 
 def chosen_runtime(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> Runtime:
     """The experiment's runtime with --backend and --graphs; what cannot run is refused by the engine. ConfigError."""
-    resolve_run(experiment, arm, experiment.seeds[0])  # graphs with an arm that cannot be captured
+    known = get_args(Runtime.model_fields["rollout_backend"].annotation)
+    if args.backend is not None and args.backend not in known:
+        raise ConfigError(f"--backend {args.backend}: unknown; known: {', '.join(known)}")
     given = {"rollout_backend": args.backend, "rollout_graphs": args.graphs}
-    return experiment.runtime.model_copy(update={k: v for k, v in given.items() if v is not None})
+    runtime = experiment.runtime.model_copy(update={k: v for k, v in given.items() if v is not None})
+    # Refuses graphs with an arm that cannot be captured.
+    resolve_run(experiment.model_copy(update={"runtime": runtime}), arm, experiment.seeds[0])
+    return runtime
 
 
 def engines(
@@ -217,12 +224,12 @@ def failures(report: dict[str, Any], limits: dict[str, float]) -> list[str]:
             said.append(f"{name}: {row['not_finite']} of {row['tokens']} log-probs are not finite")
         elif row["mean"] is None:
             said.append(f"{name}: no token to compare: the first tokens differ already")
-        elif row["mean"] > limits["mean"]:
+        elif not row["mean"] <= limits["mean"]:  # a limit that is not a number lets nothing pass
             said.append(f"{name}: mean |log-prob difference| {row['mean']:.4g} nats, limit {limits['mean']:g}")
     margin, outside = report["tokens"]["largest_margin"], report["tokens"]["outside_best"]
     if outside:
         said.append(f"{outside} sequences part at a token that is not even among the reference's best")
-    if margin > limits["margin"]:
+    if not margin <= limits["margin"]:
         said.append(f"greedy tokens differ where the reference was sure: {margin:.4g} nats, limit {limits['margin']:g}")
     return said
 

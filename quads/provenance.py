@@ -165,7 +165,8 @@ def _archived() -> str:
         said = (_root(None) / ARCHIVED).read_text().strip()
     except OSError:
         return "unknown"
-    return "unknown" if said.startswith("$") or not said else said
+    # Nothing here tells whether the files were edited since.
+    return "unknown" if said.startswith("$") or not said else f"{said}-archive"
 
 
 @functools.cache
@@ -183,6 +184,8 @@ def commit() -> str:
     if shutil.which("git") is None:
         return _archived()
     try:
+        if Path(git("rev-parse", "--show-toplevel")) != _root(None):
+            return _archived()  # an archive unpacked inside somebody else's repository
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
     except subprocess.CalledProcessError:
         return _archived()

@@ -16,6 +16,7 @@ Differs from `quads.warmup` in that no whole model is ever in memory and nothing
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -144,11 +145,37 @@ def write_shards(config: Any, outliers: Outliers, seed: int, device: str, out: P
     return places
 
 
+def check_source(source: Path, experiment: Experiment, out: Path) -> None:
+    """Raises ConfigError unless `source` is another folder, finished, of the same sizes, outliers and seed."""
+    if source.resolve() == out.resolve():
+        raise ConfigError(f"--first-of {source} is --out itself, whose files it would replace; give another --out")
+    try:
+        made = json.loads((source / "manifest.json").read_text())
+        found = {key: made[key] for key in ("model", "outliers", "seed")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{source} has no manifest of quads.bench.real_model; give a finished folder of it") from None
+    wanted = described(experiment, found["model"].get("layers"))
+    if differ := [key for key in wanted if wanted[key] != found[key]]:
+        raise ConfigError(
+            f"{source} was made with another {differ[0]}: {found[differ[0]]}, {experiment.name} says "
+            f"{wanted[differ[0]]}; give a folder made from this experiment"
+        )
+
+
+def described(experiment: Experiment, layers: int) -> dict[str, Any]:
+    """What decides the values of a checkpoint of this many layers."""
+    return {
+        "model": experiment.model.model_dump(mode="json") | {"layers": layers, "vocabulary": VOCABULARY},
+        "outliers": experiment.warmup.outliers.model_dump(mode="json"),
+        "seed": experiment.warmup.seed,
+    }
+
+
 def link_shards(source: Path, layers: int, out: Path) -> dict[str, str]:
     """The first `layers` layers of `source` as links. Raises ConfigError when it has fewer."""
     index = read_result(source / INDEX, "index of shards", ("weight_map",))["weight_map"]
     wanted = {REST, *(layer_file(i) for i in range(layers))}
-    if missing := sorted(wanted - set(index.values())):
+    if missing := sorted(name for name in wanted if not (source / name).is_file()):
         raise ConfigError(
             f"{source} has no {missing[0]}; give a model of at least {layers} layers made by this program"
         )
@@ -172,8 +199,11 @@ def make(experiment: Experiment, layers: int, device: str, out: Path, source: Pa
             f"{out}: {2 * parameters / 1e9:.0f} GB are needed, {free / 1e9:.0f} GB are free; give another --out or "
             "fewer --layers"
         )
+    if source is not None:
+        check_source(source, experiment, out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "manifest.json").unlink(missing_ok=True)
+    for name in ("manifest.json", INDEX):
+        (out / name).unlink(missing_ok=True)
     config.save_pretrained(out)
     # A sampled id must have a text, whatever it is.
     make_tokenizer(VOCABULARY).save_pretrained(out)
@@ -183,9 +213,7 @@ def make(experiment: Experiment, layers: int, device: str, out: Path, source: Pa
     total = {"total_size": 2 * parameters}
     write_json_atomic(out / INDEX, {"metadata": total, "weight_map": places})
     return {
-        "model": experiment.model.model_dump(mode="json") | {"layers": layers, "vocabulary": VOCABULARY},
-        "outliers": outliers.model_dump(mode="json"),
-        "seed": seed,
+        **described(experiment, layers),
         "parameters": parameters,
         "first_of": str(source) if source is not None else None,
         "seconds": round(time.monotonic() - started, 1),
@@ -218,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(f"--layers {layers}: at least one layer is needed")
         device = args.device or experiment.runtime.device
         manifest = make(experiment, layers, device, args.out, args.first_of)
-    except (ConfigError, ResultFileError) as error:
+    except (ConfigError, ResultFileError, OSError) as error:
         log.error("%s", error)
         return 1
     write_json_atomic(args.out / "manifest.json", manifest)

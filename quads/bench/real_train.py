@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from quads.config import ConfigError, Run, Runtime, load_arm, load_experiment, resolve_run
+from quads.config.errors import from_validation
 from quads.files import ResultFileError, held, read_jsonl, write_json_atomic
 from quads.integrations.verl.launch import RaySession, TrainingError, run_driver
 from quads.integrations.verl.overrides import TRAINER_MODE, RunPaths
@@ -52,8 +54,8 @@ def words(steps: int, compare: bool) -> list[str]:
     ]
 
 
-def with_runtime(run: Run, settings: list[str]) -> tuple[Run, list[str]]:
-    """The run with `runtime.NAME=value` applied, and the other words. Raises ConfigError naming an unknown field."""
+def with_runtime(runtime: Runtime, settings: list[str]) -> tuple[Runtime, list[str]]:
+    """The settings with `runtime.NAME=value` applied, and the other words. Raises ConfigError naming what is wrong."""
     own = {}
     rest = []
     for word in settings:
@@ -64,11 +66,14 @@ def with_runtime(run: Run, settings: list[str]) -> tuple[Run, list[str]]:
         name = key.removeprefix("runtime.")
         if name not in Runtime.model_fields:
             raise ConfigError(f"--set {word}: runtime has no {name}; known: {', '.join(Runtime.model_fields)}")
-        own[name] = yaml.safe_load(value)
-    if not own:
-        return run, rest
-    runtime = Runtime.model_validate({**run.runtime.model_dump(), **own})
-    return run.model_copy(update={"runtime": runtime}), rest
+        try:
+            own[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {word}: {value!r} is no YAML value") from None
+    try:
+        return Runtime.model_validate({**runtime.model_dump(), **own}), rest
+    except ValidationError as error:
+        raise from_validation("--set", Runtime, error) from None
 
 
 def medians(steps: list[dict[str, Any]]) -> dict[str, float]:
@@ -103,6 +108,8 @@ def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said:
             run_driver(run, RunPaths(data, model, checkpoints, place, ray), on_row, lock, more)
         except TrainingError as error:
             failed = str(error)
+        except SystemExit as ended:  # SIGTERM, a scheduler's limit: what was measured is kept
+            failed = f"ended by a signal (exit status {ended.code})"
     steps = measured(place)
     files = {name: place / f"{name}.json" for name in ("receipt", "surgery", "delta_weight")}
     found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
@@ -144,15 +151,22 @@ def main(argv: list[str] | None = None) -> int:
     try:
         configs = args.experiment.parent
         experiment = load_experiment(args.experiment.stem, configs)
-        run, more = with_runtime(resolve_run(experiment, load_arm(args.arm, configs), 0), args.set)
+        runtime, more = with_runtime(experiment.runtime, args.set)
+        run = resolve_run(experiment.model_copy(update={"runtime": runtime}), load_arm(args.arm, configs), 0)
         steps = experiment.grpo.steps if args.steps is None else args.steps
+        if steps < 1:
+            raise ConfigError(f"--steps {steps}: at least one step is needed")
+        for folder, maker in ((args.model, "quads.bench.real_model"), (args.data, "quads.prepare")):
+            if not (folder / "manifest.json").is_file():
+                raise ConfigError(f"{folder} is no finished folder of {maker}: it has no manifest.json")
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="real-train-", dir=args.out.parent) as place:
             said = {"model": str(args.model), "planned_steps": steps, "set": args.set}
             words_ = [*words(steps, args.compare_weights), *more]
             result = bench(run, args.model.resolve(), args.data.resolve(), Path(place).resolve(), words_, said)
-            shutil.copy(Path(place) / "train.log", args.out.with_suffix(".log"))
-    except (ConfigError, ResultFileError, OSError, ValueError) as error:
+            if (log_file := Path(place) / "train.log").exists():
+                shutil.copy(log_file, args.out.with_suffix(".log"))
+    except (ConfigError, ResultFileError, OSError) as error:
         log.error("%s", error)
         return 1
     write_json_atomic(args.out, result)

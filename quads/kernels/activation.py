@@ -31,6 +31,7 @@ from quads.kernels.blocks import (
 )
 from quads.kernels.encode import LAUNCH
 from quads.kernels.host import matrices, power_of_two, prepared, require_nvfp4
+from quads.numerics import nvfp4
 from quads.numerics.packed import Packed, ScaleLayout, check_layout
 from quads.numerics.qdq import ActivationQ, Format
 from quads.numerics.rac import RacSpec
@@ -142,17 +143,28 @@ def _refuse_rac(rac: RacSpec | None, static_mask: Tensor | None, what: str) -> N
 
 @torch.no_grad()
 def quantize_activation(
-    x: Tensor, fmt: Format, rac: RacSpec | None = None, static_mask: Tensor | None = None, gs: Tensor | None = None
+    x: Tensor,
+    fmt: Format,
+    rac: RacSpec | None = None,
+    static_mask: Tensor | None = None,
+    amax: Tensor | None = None,
 ) -> ActivationQ:
-    """ActivationQ(qs bf16 [..., K], exact; rcp fp32 [..., 1]), one scale per token, or with fp32 gs [..., 1] that one.
+    """ActivationQ(qs bf16 [..., K], exact; rcp fp32 [..., 1]), one scale per token.
 
-    Raises ValueError for another format than nvfp4, for rac, K % 16 != 0, a dtype without kernel, a CPU tensor.
+    amax: as in the definition, but rows that exceed it saturate; a given one waits for the device. Raises ValueError
+    for another format than nvfp4, for rac, K % 16 != 0, an infinite amax, a dtype without kernel, a CPU tensor.
     """
     require_nvfp4(fmt, "quantize_activation")
     _refuse_rac(rac, static_mask, "quantize_activation")
+    return quantize_rows_at(x, None if amax is None else nvfp4.global_scale(amax))
+
+
+@torch.no_grad()
+def quantize_rows_at(x: Tensor, gs: Tensor | None) -> ActivationQ:
+    """`quantize_activation` to NVFP4 with given global scales fp32 [..., 1] (None: own ones); waits for nothing."""
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    gs = _run(x, out, None, None if gs is None else given_scale(x, gs), _QS, False)
-    return ActivationQ(out, gs.reciprocal().expand(x.shape[:-1].numel()).view(*x.shape[:-1], 1))
+    used = _run(x, out, None, None if gs is None else given_scale(x, gs), _QS, False)
+    return ActivationQ(out, used.reciprocal().expand(x.shape[:-1].numel()).view(*x.shape[:-1], 1))
 
 
 @torch.no_grad()

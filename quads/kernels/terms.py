@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quads.kernels.activation import given_scale, quantize_activation
+from quads.kernels.activation import given_scale, quantize_rows_at
 from quads.kernels.backend import without_kernel
 from quads.kernels.blocks import activation_scale, global_scale, load_block, round_half, store_half
 from quads.kernels.encode import LAUNCH
@@ -108,7 +108,7 @@ def terms(x: Tensor, rac: RacSpec | None = None, static_mask: Tensor | None = No
     if reason:
         raise ValueError(f"no kernel for this compensation: {reason}; use rac_gemm.terms (torch)")
     if rac is None:
-        a = quantize_activation(x, "nvfp4", gs=gs)
+        a = quantize_rows_at(x, gs)
         return Terms(a.qs, None, a.rcp)
     flat = prepared(x, "terms")
     rows, groups = x.shape[0], x.shape[1] // BLOCK

@@ -249,10 +249,11 @@ def _reciprocal(amax: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def quantize_weight(w: Tensor, fmt: Format, amax: Tensor | None = None) -> WeightQ:
+def quantize_weight(w: Tensor, fmt: Format, amax: Tensor | None = None, row_amax: Tensor | None = None) -> WeightQ:
     """WeightQ(qs bf16 [..., N, K], exact; rcp fp32 [..., 1, 1]) of a weight of any float dtype.
 
-    Raises ValueError for another format than nvfp4, K % 16 != 0, a dtype without kernel, a tensor not on a GPU.
+    row_amax: of fp8 in the definition, for which there is no kernel; not read. Raises ValueError for another format
+    than nvfp4, K % 16 != 0, a dtype without kernel, a tensor not on a GPU.
     """
     require_nvfp4(fmt, "quantize_weight")
     out = torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)

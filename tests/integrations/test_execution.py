@@ -80,3 +80,8 @@ def test_fp4_units_serve_w4a4_and_the_rest_is_triton_by_rule(wanted):
     runtime = Runtime(device="cuda", rollout_backend=wanted)
     assert mismatch({"mode": "bf16", "execution": {"backend": "triton"}}, runtime) is None
     assert "asked for" in mismatch({"mode": "w4a4", "execution": {"backend": "triton"}}, runtime)
+
+
+def test_an_eager_engine_where_graphs_were_asked_for_is_named():
+    eager = {"execution": {"backend": "triton", "engine_mode": "eager"}}
+    assert "asked for rollout_graphs=True" in mismatch(eager, Runtime(**TRITON, rollout_graphs=True))

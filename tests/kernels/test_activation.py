@@ -9,7 +9,7 @@ from kernel_cases import DEVICE, VECTORS, assert_bytes, assert_same, hard, load,
 
 from quads import numerics
 from quads.kernels import activation
-from quads.numerics import packed
+from quads.numerics import packed, qdq
 
 SHAPES = [(1, 16), (7, 48), (3, 320), (2, 5, 64), (32,)]
 FILES = sorted(p.name for p in VECTORS.glob("nvfp4_*.npz"))
@@ -111,3 +111,13 @@ def test_offsets_beyond_32_bits() -> None:
     got, expected = activation.pack_activation(x), packed.pack_activation(x[-8:])
     assert_bytes(got.codes[-8:], expected.codes)
     assert_bytes(got.scales[-8:], expected.scales)
+
+
+def test_amax_of_whole_tokens() -> None:
+    """A part of the channels quantizes to that part of the quantized token, as in the definition."""
+    x = hard(9, 64)
+    amax = qdq.activation_amax(x)
+    for part in (slice(0, 32), slice(32, 64)):
+        got = activation.quantize_activation(x[:, part].contiguous(), "nvfp4", amax=amax)
+        want = qdq.quantize_activation(x[:, part], "nvfp4", amax=amax)
+        assert torch.equal(got.qs.float(), want.qs) and torch.equal(got.rcp, want.rcp)

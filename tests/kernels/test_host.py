@@ -25,7 +25,7 @@ TWINS = {
     "activation": ("quads.numerics.qdq", "quads.numerics.packed"),
     "rac_quantize": ("quads.numerics.packed",),
 }
-HELPERS = {"activation": {"given_scale"}}
+HELPERS = {"activation": {"given_scale", "quantize_rows_at"}}
 
 
 @pytest.mark.parametrize("module", MODULES)

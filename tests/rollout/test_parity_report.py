@@ -74,8 +74,11 @@ def test_the_stage_takes_the_experiments_backend_unless_told():
     args = argparse.Namespace(backend="native", graphs=False)
     runtime = parity.chosen_runtime(experiment, arm, args)
     assert (runtime.rollout_backend, runtime.rollout_graphs) == ("native", False)
-    with pytest.raises(ConfigError, match="arm fp8"):
-        parity.chosen_runtime(experiment, load_arm("fp8", CONFIGS), args)
+    assert not parity.chosen_runtime(experiment, load_arm("fp8", CONFIGS), args).rollout_graphs
+    for given, why in (({"graphs": True}, "arm fp8"), ({"backend": "marlin"}, "known: reference, triton")):
+        bad = argparse.Namespace(**{"backend": "triton", "graphs": False} | given)
+        with pytest.raises(ConfigError, match=why):
+            parity.chosen_runtime(experiment, load_arm("fp8", CONFIGS), bad)
 
 
 def test_the_report_is_written_and_decides_the_exit_code(tmp_path, monkeypatch):

@@ -182,3 +182,34 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
     assert len(targets) == len(jobs) > 10
     assert {need for j in jobs for need in j.needs} <= targets
     assert all(j.gpus == 2 for j in jobs if j.name.startswith("train-"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "no list of jobs"),
+        ("{}", "need a JSON list"),
+        ("[1]", "need a JSON list"),
+        ('[{"name": "a", "command": ["true"]}]', "target=None"),
+        ('[{"name": "a/b", "command": ["true"], "target": "x"}]', "name='a/b'"),
+        ('[{"name": "a", "command": ["true"], "target": "x", "gpus": "two"}]', "gpus='two'"),
+        ('[{"name": "a", "command": ["true"], "target": "x", "share": 1.5}]', "share=1.5"),
+    ],
+)
+def test_a_bad_list_of_jobs_is_named(tmp_path, text, why):
+    (tmp_path / "jobs.json").write_text(text)
+    with pytest.raises(SystemExit, match=why):
+        gpu_jobs.more_jobs(tmp_path / "jobs.json", tmp_path)
+
+
+def test_a_program_that_does_not_exist_fails_its_job_alone(tmp_path):
+    broken, fine = Job("broken", ["/no/such/program"], tmp_path / "x"), job(tmp_path, "fine")
+    assert schedule(tmp_path, [broken, fine]) == ["fine"]
+    assert (broken.status, fine.status) == ("failed", "done")
+
+
+def test_the_whole_checkpoint_is_trained_where_all_layers_are_asked_for(tmp_path):
+    import real_size
+
+    names = [j["name"] for j in real_size.plan(tmp_path, tmp_path / "models", 4, 48, 48)]
+    assert "model-train" not in names and "model" in names and "train-quads" in names

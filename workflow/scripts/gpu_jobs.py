@@ -120,13 +120,39 @@ def run_jobs(experiment: Experiment, run: Run, results: Path) -> list[Job]:
     ]
 
 
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+# Keys of a job in a file, and what their values have to be.
+KEYS = {
+    "name": lambda v: isinstance(v, str) and v != "" and "/" not in v,
+    "command": lambda v: _texts(v) and v != [],
+    "target": lambda v: isinstance(v, str) and v != "",
+    "needs": _texts,
+    "gpus": lambda v: type(v) is int and v >= 0,
+    "share": lambda v: isinstance(v, int | float) and 0 < v <= 1,
+    "limit": lambda v: isinstance(v, int | float) and v > 0,
+}
+NEEDED = ("name", "command", "target")
+
+
 def more_jobs(path: Path | None, root: Path) -> list[Job]:
-    """Jobs of a file. Raises SystemExit naming an unknown key."""
-    known = ("name", "command", "target", "needs", "gpus", "share", "limit")
+    """Jobs of a file. Raises SystemExit naming what is wrong with it."""
+    if path is None:
+        return []
+    try:
+        listed = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: no list of jobs: {error}")
+    if not isinstance(listed, list) or not all(isinstance(said, dict) for said in listed):
+        sys.exit(f"{path}: need a JSON list of objects with keys {', '.join(KEYS)}")
     found = []
-    for said in json.loads(path.read_text()) if path else ():
-        if unknown := sorted(set(said) - set(known)):
-            sys.exit(f"{path}: job {said.get('name')} has unknown {unknown}; known: {', '.join(known)}")
+    for said in listed:
+        if unknown := sorted(set(said) - set(KEYS)):
+            sys.exit(f"{path}: job {said.get('name')} has unknown {unknown}; known: {', '.join(KEYS)}")
+        if wrong := [key for key, check in KEYS.items() if (key in said or key in NEEDED) and not check(said.get(key))]:
+            sys.exit(f"{path}: job {said.get('name')}: {wrong[0]}={said.get(wrong[0])!r} is not what it should be")
         places = {"target": root / said["target"], "needs": tuple(root / need for need in said.get("needs", ()))}
         found.append(Job(**{**said, **places}))
     return found
@@ -189,7 +215,9 @@ class Scheduler:
             return []
         late = time.time() - self.start > self.seconds
         waiting = [job for job in self.jobs if job.status == "waiting" and not (late and job.trains)]
-        return [job for job in waiting if all(need.exists() for need in job.needs)]
+        # A job that asks for more GPUs than there are would wait for ever.
+        placeable = [job for job in waiting if job.gpus <= self.gpus]
+        return [job for job in placeable if all(need.exists() for need in job.needs)]
 
     def launch(self) -> None:
         """Start at most one job, with some time to the one before it."""
@@ -201,15 +229,23 @@ class Scheduler:
         job, devices = next(((job, at) for job, at in placed if at is not None), (None, ()))
         if job is None:
             return
+        if job.target.exists():  # made by another job since the start
+            job.status = "done"
+            return
         job.devices = devices
         job.tries += 1
         self.last = job.began = time.time()
         job.status = "running"
-        with self.log(job).open("ab") as log:
-            job.process = subprocess.Popen(
-                job.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-                env=None if self.gpus == 1 else os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
-            )  # fmt: skip
+        try:
+            with self.log(job).open("ab") as log:
+                job.process = subprocess.Popen(
+                    job.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                    env=None if self.gpus == 1 else os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
+                )  # fmt: skip
+        except OSError as error:  # no such program: the job's fault, not the scheduler's
+            job.status = "failed"
+            self.note(f"FAILED {job.name}: {error}")
+            return
         where = f", GPU {','.join(map(str, devices))}" if self.gpus > 1 else ""
         self.note(f"start {job.name} (try {job.tries}, {running + 1} at once{where})")
 
@@ -365,6 +401,12 @@ def wait(root: Path, seconds: float, out: Path) -> int:
     return 0 if not waits else 3
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
 def main() -> int:
     """Parse and do."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -374,9 +416,9 @@ def main() -> int:
         sub = commands.add_parser(name)
         sub.add_argument("runs", nargs="*", help="EXPERIMENT[:ARM,...[:SEED,...]]")
         sub.add_argument("--parity", action="store_true", help="the GPU parity tests beside the runs")
-        sub.add_argument("--slots", type=int, default=12)
+        sub.add_argument("--slots", type=_positive, default=12)
         sub.add_argument("--seconds", type=float, default=3600.0)
-        sub.add_argument("--gpus", type=int, default=1)
+        sub.add_argument("--gpus", type=_positive, default=1)
         sub.add_argument("--jobs", type=Path)
     sub = commands.add_parser("wait")
     sub.add_argument("--seconds", type=float, required=True)

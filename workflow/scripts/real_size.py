@@ -9,8 +9,8 @@
     tensor       two GPUs: weights and log-probs under tensor parallelism against one GPU's
     train-*      all GPUs: five GRPO steps of each arm with FSDP2, by phase, with the gap's decomposition
 
-Resumable: a job whose JSON exists is not repeated. Everything lands in ROOT/results/real_size/bench; the page is made
-by `python -m quads.bench.real_page`. Differs from a Snakemake target in that nothing here is a result of training.
+Resumable: a job whose JSON exists is not repeated. Everything lands in ROOT/results/real_size/bench. Differs from a
+Snakemake target in that nothing here is a result of training.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) ->
          "target": f"{small}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0},
         *rollouts(big, root)[:4],
     ]  # fmt: skip
+    if train_layers == layers:
+        jobs = [job for job in jobs if job["name"] != "model-train"]
     tensor = python("tests/parity/tensor_parallel_runs.py", root / OUT / "tensor")
     jobs.append({"name": "tensor", "command": tensor, "target": f"{OUT}/tensor/report.json", "gpus": 2, "share": 0.1})
     for arm in ARMS:
@@ -100,12 +102,19 @@ def main() -> None:
     args = parser.parse_args()
     root = args.root.resolve()
     models = (args.models or root / "models").resolve()
+    if args.gpus < 1 or not 1 <= args.train_layers <= args.layers:
+        parser.error(
+            f"need --gpus {args.gpus} >= 1 and 1 <= --train-layers {args.train_layers} <= --layers {args.layers}"
+        )
     jobs = plan(root, models, args.gpus, args.layers, args.train_layers)
     prompts = [{"prompt": f"^{i % 10}+{i // 10}*2-7+{i % 7}*3="} for i in range(16)]
     (root / PROMPTS).parent.mkdir(parents=True, exist_ok=True)
     (root / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in prompts))
     if args.only:
+        names = [job["name"] for job in jobs]
         jobs = [job for job in jobs if job["name"].startswith(tuple(args.only))]
+        if not jobs:
+            parser.error(f"--only {' '.join(args.only)} names no job; there are {', '.join(names)}")
     print(json.dumps(jobs, indent=1))
 
 
