@@ -14,6 +14,7 @@ from quads.config import load_experiment
 sys.path.insert(0, str(Path(__file__).parents[2] / "workflow" / "scripts"))
 
 import gpu_jobs
+import gpu_plan
 import gpu_results
 
 Job = gpu_jobs.Job
@@ -165,11 +166,11 @@ def test_more_gpus_than_there_are_is_left_out_and_one_gpu_is_not_hidden(tmp_path
 def test_jobs_of_a_file(tmp_path):
     listed = tmp_path / "jobs.json"
     listed.write_text(json.dumps([{"name": "a", "command": ["true"], "target": "x/y.json", "needs": ["z"], "gpus": 2}]))
-    [found] = gpu_jobs.more_jobs(listed, tmp_path)
+    [found] = gpu_plan.more_jobs(listed, tmp_path)
     assert (found.target, found.needs, found.gpus) == (tmp_path / "x/y.json", (tmp_path / "z",), 2)
     listed.write_text(json.dumps([{"name": "a", "command": ["true"], "target": "x", "gpu": 2}]))
     with pytest.raises(SystemExit, match="unknown \\['gpu'\\]; known: name, command"):
-        gpu_jobs.more_jobs(listed, tmp_path)
+        gpu_plan.more_jobs(listed, tmp_path)
 
 
 def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
@@ -177,7 +178,7 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
 
     listed = tmp_path / "jobs.json"
     listed.write_text(json.dumps(real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16)))
-    jobs = gpu_jobs.more_jobs(listed, tmp_path)
+    jobs = gpu_plan.more_jobs(listed, tmp_path)
     targets = {j.target for j in jobs}
     assert len(targets) == len(jobs) > 10
     assert {need for j in jobs for need in j.needs} <= targets
@@ -199,7 +200,7 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
 def test_a_bad_list_of_jobs_is_named(tmp_path, text, why):
     (tmp_path / "jobs.json").write_text(text)
     with pytest.raises(SystemExit, match=why):
-        gpu_jobs.more_jobs(tmp_path / "jobs.json", tmp_path)
+        gpu_plan.more_jobs(tmp_path / "jobs.json", tmp_path)
 
 
 def test_a_program_that_does_not_exist_fails_its_job_alone(tmp_path):
