@@ -25,6 +25,8 @@ from quads.lifeline import watch_parent
 
 log = logging.getLogger("quads.train")
 
+STARTS = 3
+SLOW_START = "timed out during startup"
 WITHOUT_RAY = ("torch", "transformers", "tensordict", "vllm")
 
 
@@ -67,7 +69,16 @@ def start_ray(config: Any, environment: dict[str, str]) -> None:
     else:
         # Somebody's cluster on this machine is not ours to join.
         os.environ.pop("RAY_ADDRESS", None)
-    ray.init(**{**options, "runtime_env": runtime_env}, log_to_driver=True)
+    for tries_left in reversed(range(STARTS)):
+        try:
+            ray.init(**{**options, "runtime_env": runtime_env}, log_to_driver=True)
+            return
+        except Exception as error:
+            # Ray gives its node 30 s and has no setting for it; on a machine with other work that is too short.
+            if SLOW_START not in str(error) or not tries_left:
+                raise
+            log.warning("Ray's node did not start within its 30 s; trying again (%d left)", tries_left)
+            ray.shutdown()
 
 
 def train(config: Any) -> None:
