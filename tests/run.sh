@@ -6,7 +6,7 @@
 #   tests/run.sh [pytest arguments]       exit code 0 only if both passed; the first half's output comes last
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-here="not gpu and not blackwell"
+here="not gpu and not blackwell and not long"
 light="$here and ((slurm and not stack) or not (slow or stack or slurm))"
 heavy="$here and (stack or (slow and not slurm))"
 log=$(mktemp)

@@ -25,7 +25,7 @@ from quads.layers.surgery import apply_surgery
 from quads.numerics.rac import RacSpec
 from quads.trainer.calibration import calibrate
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long]
 PACKED = ("native,eager", "native,compiled", "cutlass,eager")
 
 

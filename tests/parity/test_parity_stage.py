@@ -12,7 +12,7 @@ import pytest
 from tiny_moe import tiny_model
 from tolerances import TOLERANCES
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long]
 ROOT = Path(__file__).resolve().parents[2]
 
 
