@@ -44,7 +44,7 @@ def test_plan_of_every_experiment(box: Box, name: str, more: bool) -> None:
 
 def test_a_dry_run_of_the_paper_prints_gpu_hours(box: Box) -> None:
     said = box.run("-n", "--profile", "slurm", "paper").stderr
-    assert "Estimate for paper: 32 GPUs a training job (4 nodes x 8)" in said and "assumed, not measured" in said
+    assert "Estimate for paper: 32 GPUs a training job (4 nodes x 8)" in said and "Rates: measured on H200" in said
 
 
 def test_plain_snakemake_is_toy(box: Box) -> None:

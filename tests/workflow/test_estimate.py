@@ -32,7 +32,7 @@ def test_slow_modes_seeds_and_engines_count() -> None:
 def test_table_names_every_arm_and_the_source_of_the_rates() -> None:
     paper = load_experiment("paper")
     text = estimate.table(paper, estimate.estimate(paper, load_arms(paper)))
-    assert all(name in text for name in paper.arms) and "assumed, not measured" in text and "32 GPUs" in text
+    assert all(name in text for name in paper.arms) and "Rates: measured on H200" in text and "32 GPUs" in text
 
 
 def test_an_experiment_without_rates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
