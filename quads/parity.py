@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from quads import provenance
-from quads.config import Arm, ConfigError, Experiment, Runtime, load_arm, load_experiment, resolve_run
+from quads.config import Arm, ConfigError, Experiment, Runtime, load_arm, load_experiment
+from quads.config.run import not_capturable
 from quads.files import ResultFileError, read_result, write_json_atomic
 from quads.integrations.vllm.execution import serving_backend
 from quads.integrations.vllm.generate import EngineError, prepare_environment
@@ -127,8 +128,8 @@ def chosen_runtime(experiment: Experiment, arm: Arm, args: argparse.Namespace) -
         raise ConfigError(f"--backend {args.backend}: unknown; known: {', '.join(known)}")
     given = {"rollout_backend": args.backend, "rollout_graphs": args.graphs}
     runtime = experiment.runtime.model_copy(update={k: v for k, v in given.items() if v is not None})
-    # Refuses graphs with an arm that cannot be captured.
-    resolve_run(experiment.model_copy(update={"runtime": runtime}), arm, experiment.seeds[0])
+    if runtime.rollout_graphs and (reason := not_capturable(arm.rollout)):
+        raise ConfigError(f"arm {arm.name} cannot be captured: {reason}; compare it with --no-graphs")
     return runtime
 
 
