@@ -32,8 +32,8 @@ from quads.kernels.blocks import global_scale, load_block
 from quads.kernels.encode import LAUNCH
 from quads.kernels.host import power_of_two, prepared
 from quads.kernels.native import Operand
-from quads.kernels.rac_quantize import _pass, _residual_amax, _residuals, _row_amax, _score, _spread, _top
-from quads.kernels.terms import LANES, TILE, _keep
+from quads.kernels.rac_quantize import _pass, _residual_amax, _residuals, _row_amax, _spread
+from quads.kernels.terms import LANES, TILE, _selected
 from quads.numerics import nvfp4
 from quads.numerics.formats import BLOCK
 from quads.numerics.qdq import activation_residual
@@ -74,17 +74,7 @@ def _kernel(
     gs, rcp = _spread(row_gs, ROWS, WIDTH), _spread(row_rcp, ROWS, WIDTH)
     v, t = _pass(x, amax, gs, rcp, c1_ptr, s1_ptr, block, inside, NB)
     r = _residuals(x, v, t)
-    if STATIC:
-        k0, k1 = _keep(mask_ptr, column, 0, inside)
-        k2, k3 = _keep(mask_ptr, column, 1, inside)
-    else:
-        key = tl.where(inside, _score(r, ABSOLUTE), -1)
-        chosen = _top(tl.reshape(key, (ROWS, WIDTH)), selected, ROWS)
-        k0 = (tl.reshape(chosen, (NB,)) != 0)[:, None]
-        k1, k2, k3 = k0, k0, k0
-    r0, r1 = tl.where(k0, r[0], 0.0), tl.where(k1, r[1], 0.0)
-    r2, r3 = tl.where(k2, r[2], 0.0), tl.where(k3, r[3], 0.0)
-    r = (r0, r1, r2, r3)
+    r = _selected(r, mask_ptr, column, inside, selected, ROWS, WIDTH, STATIC, ABSOLUTE)
     _pass(r, _residual_amax(r), gs, rcp, c2_ptr, s2_ptr, block, inside, NB)
 
 

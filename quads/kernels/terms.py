@@ -51,6 +51,25 @@ def _keep(mask_ptr, column, half: tl.constexpr, inside):
 
 
 @triton.jit
+def _selected(
+    r, mask_ptr, column, inside, selected,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STATIC: tl.constexpr, ABSOLUTE: tl.constexpr,
+):  # fmt: skip
+    """The residual r (four quarters [ROWS * WIDTH, 4]) where the mask or each row's own scores keep it, else 0."""
+    if STATIC:
+        k0, k1 = _keep(mask_ptr, column, 0, inside)
+        k2, k3 = _keep(mask_ptr, column, 1, inside)
+    else:
+        key = tl.where(inside, _score(r, ABSOLUTE), -1)
+        chosen = _top(tl.reshape(key, (ROWS, WIDTH)), selected, ROWS)
+        k0 = (tl.reshape(chosen, (ROWS * WIDTH,)) != 0)[:, None]
+        k1, k2, k3 = k0, k0, k0
+    r0, r1 = tl.where(k0, r[0], 0.0), tl.where(k1, r[1], 0.0)
+    r2, r3 = tl.where(k2, r[2], 0.0), tl.where(k3, r[3], 0.0)
+    return r0, r1, r2, r3
+
+
+@triton.jit
 def _kernel(
     x_ptr, first_ptr, second_ptr, mask_ptr, rcp_ptr, gs_ptr, rows, groups, selected,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STATIC: tl.constexpr, ABSOLUTE: tl.constexpr, BF16: tl.constexpr,
@@ -78,20 +97,10 @@ def _kernel(
     v2, v3 = round_half(lo1, hi1, m)
     _store(first_ptr, block, (v0, v1, v2, v3), s, x, inside, NB)
     r = _residuals(x, (v0, v1, v2, v3), t)
-    if STATIC:
-        k0, k1 = _keep(mask_ptr, column, 0, inside)
-        k2, k3 = _keep(mask_ptr, column, 1, inside)
-    else:
-        key = tl.where(inside, _score(r, ABSOLUTE), -1)
-        chosen = _top(tl.reshape(key, (ROWS, WIDTH)), selected, ROWS)
-        k0 = (tl.reshape(chosen, (NB,)) != 0)[:, None]
-        k1, k2, k3 = k0, k0, k0
-    r0, r1 = tl.where(k0, r[0], 0.0), tl.where(k1, r[1], 0.0)
-    r2, r3 = tl.where(k2, r[2], 0.0), tl.where(k3, r[3], 0.0)
-    r = (r0, r1, r2, r3)
+    r = _selected(r, mask_ptr, column, inside, selected, ROWS, WIDTH, STATIC, ABSOLUTE)
     _, s, _, m = activation_scale(_residual_amax(r), gs, rcp)
-    v0, v1 = round_half(r0, r1, m)
-    v2, v3 = round_half(r2, r3, m)
+    v0, v1 = round_half(r[0], r[1], m)
+    v2, v3 = round_half(r[2], r[3], m)
     _store(second_ptr, block, (v0, v1, v2, v3), s, r, inside, NB)
 
 

@@ -14,7 +14,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from quads.integrations.verl.session import weight_socket
-from quads.integrations.vllm.reload import LayerwiseReload, engine_operands
+from quads.integrations.vllm.reload import LayerwiseReload, operand_tensors
 from quads.integrations.vllm.shards import is_first_rank
 
 
@@ -40,8 +40,7 @@ class QuadsWorkerExtension(vLLMColocateWorkerExtension):
 
     def quads_dump_weights(self, path: str) -> None:
         """Write what this engine multiplies with, as it is stored, for quads.trainer.weights.Dump (first rank)."""
-        held = engine_operands(self.model_runner.get_model())
+        stored = operand_tensors(self.model_runner.get_model())
         if not is_first_rank():
             return
-        stored = {f"{name}.{part}": tensor for name, w in held.items() for part, tensor in w._asdict().items()}
         save_file({name: tensor.contiguous().cpu() for name, tensor in stored.items()}, path)

@@ -198,6 +198,11 @@ def engine_operands(model: torch.nn.Module) -> dict[str, WeightQ]:
     return operands
 
 
+def operand_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """`engine_operands` as tensors to store, "<name>.qs" and "<name>.rcp": what quads.trainer.weights.Dump reads."""
+    return {f"{name}.{key}": t for name, w in engine_operands(model).items() for key, t in w._asdict().items()}
+
+
 def _split(w: WeightQ, widths: list[int]) -> list[WeightQ]:
     return [WeightQ(*part) for part in zip(w.qs.split(widths, -2), w.rcp.split(widths, -2), strict=True)]
 
@@ -261,17 +266,15 @@ class WorkerExtension:
         """
         from safetensors.torch import save_file
 
-        held = engine_operands(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        tensors = operand_tensors(model) if operands else engine_weights(model)
+        count = len(tensors) // 2 if operands else len(tensors)
         if not is_first_rank():
-            return len(held)
-        if operands:
-            tensors = {f"{name}.{key}": t for name, w in held.items() for key, t in w._asdict().items()}
-        else:
-            tensors = {name: w.dequantize() for name, w in held.items()}
+            return count
         temporary = f"{path}.{os.getpid()}"
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, temporary)
         os.replace(temporary, path)
-        return len(held)
+        return count
 
     def quads_receipt(self) -> dict[str, Any]:
         """The receipt of this worker as plain values."""
