@@ -34,6 +34,7 @@ from quads.files import write_json_atomic
 Status = Literal["ok", "absent", "MISSING"]
 PURPOSES = ("laptop", "gpu", "cluster")
 MEMORY_GIB, DISK_GIB = 10, 2  # what `make toy` takes once the environment is there
+MEMORY = Path("/proc/meminfo")
 ENVS = Path(__file__).resolve().parent.parent / "envs"
 PINS = {"laptop": ENVS / "cpu.txt", "gpu": ENVS / "gpu" / "requirements.txt"}
 STACK = ("torch", "vllm", "verl", "transformers", "tensordict", "ray", "triton", "mlflow", "snakemake")
@@ -176,7 +177,7 @@ def slurm(purpose: str) -> list[Line]:
 
 def machine() -> Line:
     """Memory and disk, in GiB."""
-    words = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE))
+    words = dict(re.findall(r"^(\w+):\s+(\d+) kB", MEMORY.read_text(), flags=re.MULTILINE))
     memory, disk = int(words["MemAvailable"]) / 2**20, shutil.disk_usage(".").free / 2**30
     detail = f"Python {platform.python_version()}, {memory:.0f} GiB of memory free, {disk:.0f} GiB of disk free"
     enough = memory >= MEMORY_GIB and disk >= DISK_GIB

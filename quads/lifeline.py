@@ -160,6 +160,11 @@ def watch_parent(poll_s: float = POLL_S, parent: int | None = None) -> threading
 
 
 def _start(chain: list[Process], poll_s: float) -> threading.Thread:
-    thread = threading.Thread(target=_watch, args=(chain, poll_s), name="quads-lifeline", daemon=True)
+    """One thread per chain: each look reads all of /proc, and tests call many stages within one process."""
+    name = "quads-lifeline " + " ".join(f"{p.pid}@{p.started}" for p in chain)
+    for thread in threading.enumerate():
+        if thread.name == name:
+            return thread
+    thread = threading.Thread(target=_watch, args=(chain, poll_s), name=name, daemon=True)
     thread.start()
     return thread

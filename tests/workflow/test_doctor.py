@@ -100,9 +100,11 @@ def test_without_slurm_the_clients_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("memory", "disk", "status"), [(12, 3, "ok"), (8, 3, "MISSING"), (12, 1, "MISSING")])
-def test_memory_and_disk_are_judged(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int, status: str) -> None:
-    text = f"MemTotal: 1 kB\nMemAvailable: {memory * 2**20} kB\n"
-    monkeypatch.setattr(doctor.Path, "read_text", lambda self: text)
+def test_memory_and_disk_are_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory: int, disk: int, status: str
+) -> None:
+    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "meminfo")
+    doctor.MEMORY.write_text(f"MemTotal: 1 kB\nMemAvailable: {memory * 2**20} kB\n")
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": disk * 2**30}))
     assert doctor.machine().status == status
 

@@ -119,6 +119,17 @@ def test_a_parent_killed_before_the_watch_starts_is_missed_by_nobody(tmp_path: P
             os.kill(child.pid, signal.SIGKILL)
 
 
+def test_a_second_call_starts_no_second_watch() -> None:
+    program = (
+        "import threading; from quads.lifeline import watch_parent\n"
+        "assert watch_parent() is watch_parent(); print(threading.active_count())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.stdout == "2\n", done.stderr
+
+
 def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen(["true"])
     one = process(child.pid)

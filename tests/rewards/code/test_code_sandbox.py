@@ -150,15 +150,17 @@ def _command(pid: int) -> str:
         ("import os\ndef f(x): os._exit(0)", "0", "error"),
         ("class Solution:\n    def f(self, x):\n        while True: pass", "0", "timeout"),
         ("def f(x): return bytearray(1 << 33)", "0", "memory"),
-        # Forged messages on every descriptor claim a result; it is compared like any other.
+        # TRAP: the control pipe keeps the number that it has in this process, which holds many files late in a long run
+        # of tests: a program that tries the first few numbers only finds it in a short run.
+        # Forged messages on every descriptor claim a result; it is compared like any other, and can only do harm.
         (
-            'import os\nfor d in range(3, 30):\n    try: os.write(d, b\'["test",0]\\n["result",0,"true"]\\n\')\n'
-            "    except OSError: pass\ndef f(x): return 1",
+            'import os\nfor d in range(3, 4096):\n    try: os.write(d, b\'["test",0]\\n["result",0,"true"]\\n\')\n'
+            "    except OSError: pass\ndef f(x): return 2",
             "2",
             "fail",
         ),
         (
-            "import os\ndef f(x):\n    while True:\n        for d in range(3, 30):\n"
+            "import os\ndef f(x):\n    while True:\n        for d in range(3, 4096):\n"
             "            try: os.write(d, b'x' * 1000000)\n            except OSError: pass",
             "0",
             "output",
@@ -166,7 +168,7 @@ def _command(pid: int) -> str:
     ],
 )
 def test_functional_programs(grader: CodeGrader, program: str, expected: str, verdict: str) -> None:
-    # A flood has to meet the output limit, on a busy machine too, and not the CPU limit before it.
+    # A flood has to meet the output limit, on a busy machine too, and not the limit of CPU time before it.
     limits = replace(SMALL, seconds=20.0) if verdict == "output" else SMALL
     assert functional(grader, program, expected, limits=limits) == verdict
 
