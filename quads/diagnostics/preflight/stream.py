@@ -38,7 +38,9 @@ from quads.numerics.rac import RacSpec, channel_scores, select
 
 log = logging.getLogger(__name__)
 
-SLAB = 2**26  # elements of a weight that are quantized at once: bounds the quantizer's temporaries
+# Elements of a weight that are quantized at once, which bounds the quantizer's temporaries. On a CPU few enough that
+# malloc gives the same memory again: larger temporaries are new mappings each time, which the kernel fills with zeros.
+SLAB = {"cpu": 2**22, "cuda": 2**26}
 OVERFLOW = (
     "The weights on disk are finite, so activations overflow: check that the checkpoint generates text in bf16, and "
     "that its config.json (class, norms, scales) belongs to its weights"
@@ -208,7 +210,7 @@ class _Layer:
             return {"weight": w}
         w13, w2 = module.gate_up_proj, module.down_proj
         whole = tuple(torch.empty(w.shape, dtype=torch.float32, device=w.device) for w in (w13, w2))
-        size = max(1, SLAB // w13[0].numel())
+        size = max(1, SLAB[w13.device.type] // w13[0].numel())
         for part in torch.arange(len(w13)).split(size):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             done = module.quantized(w13[rows], w2[rows], setup.dequantized)
