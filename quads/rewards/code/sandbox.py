@@ -160,8 +160,8 @@ class _Run:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.control, fcntl.F_SETPIPE_SZ, PIPE)
         inner = ["-s", "-c", f"exec(compile(open({source}).read(),'runner','exec'))", str(job_file), str(control_in)]
-        passed, command, environment = self.command(inner, folder)
         try:
+            passed, command, environment = self.command(inner, folder)
             return subprocess.Popen(
                 command,
                 stdin=self.stdin,
