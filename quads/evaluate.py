@@ -21,6 +21,7 @@ import logging
 import shutil
 import sys
 import time
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         experiment = load_experiment(args.experiment.stem, configs=configs)
         job = Job(experiment, load_arm(args.arm, configs=configs), args.seed, args)
-        with locked_folder(args.out, job.part), locked_folder(job.cache, job.part):
+        with locked_folder(args.out, job.part), locked_folder(job.cache, job.part), closing(job.grading):
             job.run()
     except (ConfigError, ResultFileError, RecordsError, EngineError, SandboxUnavailableError) as error:
         log.error("%s", error)
@@ -85,6 +86,7 @@ class Job:
         self.cache: Path = places.cache or places.out / "samples"
         self.shard: Shard | None = places.shard
         evaluation, grpo = experiment.evaluation, experiment.grpo
+        self.grading = Grading(evaluation.sandbox, self.cache / "verdicts")
         self.max_tokens = evaluation.max_response_tokens or grpo.max_response_tokens
         self.max_prompt = evaluation.max_prompt_tokens or grpo.max_prompt_tokens
 
@@ -101,8 +103,7 @@ class Job:
         evaluation = self.experiment.evaluation
         asked = questions(self.experiment, self.places.data, self.places.benchmarks, self.places.fetched)
         # before the engine starts: a machine without a sandbox should say so at once
-        grading = Grading(evaluation.sandbox, self.cache / "verdicts")
-        grading.check(asked)
+        self.grading.check(asked)
         ready, decode = prompts(asked, checkpoint, self.max_prompt)
         todo = all_wanted({i: p.request for i, p in ready.items()}, asked)
         weights = checkpoint_hash(checkpoint, masks)
@@ -131,7 +132,7 @@ class Job:
             write_json_atomic(self.out / f"{self.part}.json", {"run_id": self.config.id, "seconds": round(drawn, 3)})
             log.info("%s is complete; when all are: python -m quads.regrade", self.part)
             return
-        result = finish(generation, asked, evaluation, cache=self.cache, grading=grading, out=self.out)
+        result = finish(generation, asked, evaluation, cache=self.cache, grading=self.grading, out=self.out)
         for name, entry in result["engines"].items():
             average = entry["macro"]["average"] if entry["macro"] else None
             log.info("%s: pass@1 %.4f, macro average %s", name, entry["pass_at_1"], average)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from quads import paths
@@ -54,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
                 f"{args.out} was generated under evaluation settings {generation['eval_hash']}, {args.experiment} now "
                 f"has {paths.eval_hash(experiment)}; evaluate again: samples that still fit are taken from the cache"
             )
-        with locked_folder(args.out):
+        grading = Grading(experiment.evaluation.sandbox, args.cache / "verdicts")
+        with locked_folder(args.out), closing(grading):
             asked = questions(experiment, args.data, args.benchmarks, args.fetched)
-            grading = Grading(experiment.evaluation.sandbox, args.cache / "verdicts")
             result = finish(generation, asked, experiment.evaluation, cache=args.cache, grading=grading, out=args.out)
             write_json_atomic(args.out / "result.json", result)
     except (ConfigError, ResultFileError, RecordsError, SandboxUnavailableError) as error:

@@ -46,15 +46,20 @@ def respond(question: Question, generation: Generation) -> str:
 
 
 class Grading:
-    """Grades batches. The sandbox is opened at the first program, or by `check`, and reports its level."""
+    """Grades batches. Sandbox and verdict cache are opened at the first program, or by `check`, until `close`."""
 
     def __init__(self, sandbox: code.launch.Level, cache: Path | None) -> None:
         self.weakest, self.cache = sandbox, cache
         self._programs: code.CodeGrader | None = None
 
+    def close(self) -> None:
+        """Close the verdict cache, if a program has opened it."""
+        if self._programs is not None:
+            self._programs.close()
+
     @property
     def level(self) -> str | None:
-        """Isolation that programs really ran under; None where none ran."""
+        """Isolation that programs really ran under; None where none ran. Known after `close`, too."""
         return self._programs.sandbox.level if self._programs else None
 
     def check(self, questions: Sequence[Question]) -> None:

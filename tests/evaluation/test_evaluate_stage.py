@@ -4,13 +4,15 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from quads import evaluate, regrade
-from quads.config import Arm, Benchmarks, ConfigError, Evaluation, Experiment, resolve_run
+from quads import evaluate, paths, regrade
+from quads.config import Arm, Benchmarks, ConfigError, Evaluation, Experiment, load_experiment, resolve_run
 from quads.data import build, toy_benchmarks
 from quads.evaluation.generations import RecordsError
+from quads.evaluation.grading import Grading
 from quads.evaluation.lock import locked_folder
 from quads.evaluation.problems import prompts, questions
 from quads.files import write_json_atomic
@@ -144,6 +146,28 @@ def test_grading_again_under_other_settings_is_refused(tmp_path, caplog):
         args += [f"--{name}", str(tmp_path)]
     assert regrade.main(args) == 1
     assert "was generated under evaluation settings 0123456789" in caplog.text
+
+
+@pytest.mark.parametrize("stage", [evaluate, regrade])
+def test_the_verdict_cache_is_closed_after_an_error_too(tmp_path, monkeypatch, caplog, stage):
+    def fail(*_):
+        raise RecordsError("made to fail")
+
+    closed = []
+    monkeypatch.setattr(Grading, "close", lambda grading: closed.append(grading.cache))
+    monkeypatch.setattr(stage, "watch_parents", lambda: None)
+    monkeypatch.setattr(evaluate.Job, "run", fail)
+    monkeypatch.setattr(regrade, "questions", fail)
+    configs = Path(evaluate.__file__).parents[1] / "configs"
+    eval_hash = paths.eval_hash(load_experiment("toy", configs=configs))
+    write_json_atomic(tmp_path / "generation.json", {"eval_hash": eval_hash, "engines": {}})
+    args = ["--experiment", str(configs / "toy.yaml")]
+    args += ["--arm", "bf16", "--seed", "0", "--train", str(tmp_path)] if stage is evaluate else []
+    for name in ("data", "benchmarks", "out"):
+        args += [f"--{name}", str(tmp_path)]
+    args += ["--cache", str(tmp_path / "cache")]
+    assert stage.main(args) == 1 and "made to fail" in caplog.text
+    assert closed == [tmp_path / "cache" / "verdicts"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from descriptors import open_below
 from made_up_samples import SeededEngine, decode, prompts_of, question
 
 from quads.config import Evaluation
@@ -199,6 +200,7 @@ def test_programs_run_in_the_sandbox_and_equal_ones_once(tmp_path):
     texts = [("869", "stop"), ("869", "stop"), ("86", "stop"), ("8^69", "stop"), ("8698698", "length")]
     samples = [Generation("chain_code/0", i, "r", 0, "x", t, 3, why, None) for i, (t, why) in enumerate(texts)]
     grading = Grading("bwrap", tmp_path)
+    grading.close()  # nothing is open yet
     grading.check([asked])
     ran = []
     run = grading._programs._run
@@ -209,3 +211,6 @@ def test_programs_run_in_the_sandbox_and_equal_ones_once(tmp_path):
     assert sorted(ran) == ["official"] * 3 + ["stdin"] * 3
     broken = replace(asked, truth="{}")
     assert grading.grade([(broken, samples[0])])[0].grade.status == "grader_error"
+    assert open_below(tmp_path) == ["verdicts.sqlite"]
+    grading.close()
+    assert open_below(tmp_path) == [] and grading.level == "bwrap"

@@ -98,6 +98,11 @@ class CodeGrader:
         self.workers = workers or max(1, len(os.sched_getaffinity(0)) // 2)
         self.cache = None if cache_dir is None else cache.VerdictCache(cache_dir)
 
+    def close(self) -> None:
+        """Close the verdict cache: with one, nothing can be graded afterwards."""
+        if self.cache is not None:
+            self.cache.close()
+
     def grade_response(self, response: str, task: Task, limits: Limits | None = None) -> CodeResult:
         """Grade the program that `extract_program` finds in `response`."""
         return self.grade_program(extract_program(response), task, limits)

@@ -7,9 +7,11 @@ import json
 import pickle
 import time
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from descriptors import open_below
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -203,28 +205,36 @@ def test_undecodable_rows_are_an_error_and_not_an_empty_task(text: str) -> None:
 
 def test_cache_answers_only_what_it_was_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     task, program = Task("stdin", (Example("", "ok"),)), "print('ok')"
-    first = CodeGrader(sandbox, cache_dir=tmp_path)
-    result = first.grade_program(program, task)
-    assert not result.cached
-    again = CodeGrader(sandbox, cache_dir=tmp_path).grade_program(program, task)
-    assert again.cached and (again.strict, again.official) == ("pass", "pass")
-    other = [
-        first.grade_program(program + " ", task),
-        first.grade_program(program, Task("stdin", (Example("", "ok"), Example("", "ok")))),
-        first.grade_program(program, task, Limits(seconds=5)),
-        CodeGrader(sandbox, cache_dir=tmp_path, official=False).grade_program(program, task),
-    ]
-    assert not any(result.cached for result in other)
+    with (
+        closing(CodeGrader(sandbox, cache_dir=tmp_path)) as first,
+        closing(CodeGrader(sandbox, cache_dir=tmp_path)) as second,
+        closing(CodeGrader(sandbox, cache_dir=tmp_path, official=False)) as strict,
+    ):
+        result = first.grade_program(program, task)
+        assert not result.cached
+        again = second.grade_program(program, task)
+        assert again.cached and (again.strict, again.official) == ("pass", "pass")
+        other = [
+            first.grade_program(program + " ", task),
+            first.grade_program(program, Task("stdin", (Example("", "ok"), Example("", "ok")))),
+            first.grade_program(program, task, Limits(seconds=5)),
+            strict.grade_program(program, task),
+        ]
+        assert not any(result.cached for result in other)
+        assert open_below(tmp_path) == ["verdicts.sqlite"] * 3
+    assert open_below(tmp_path) == []
+    CodeGrader(sandbox).close()  # without a cache there is nothing to close
 
 
 def test_failures_are_not_cached(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quads.rewards.code.sandbox import Outcome
 
-    grader, task = CodeGrader(sandbox, cache_dir=tmp_path, official=False), Task("stdin", (Example("", "ok"),))
-    with monkeypatch.context() as patch:
-        patch.setattr(sandbox, "run", lambda *_: Outcome("infra", "made to fail"))
-        assert grader.grade_program("print('ok')", task).grade.status == "infra_error"
-    assert grader.grade_program("print('ok')", task).strict == "pass"
+    task = Task("stdin", (Example("", "ok"),))
+    with closing(CodeGrader(sandbox, cache_dir=tmp_path, official=False)) as grader:
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox, "run", lambda *_: Outcome("infra", "made to fail"))
+            assert grader.grade_program("print('ok')", task).grade.status == "infra_error"
+        assert grader.grade_program("print('ok')", task).strict == "pass"
 
 
 def test_the_small_interfaces(grader: CodeGrader, monkeypatch: pytest.MonkeyPatch) -> None:
