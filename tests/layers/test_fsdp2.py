@@ -4,24 +4,14 @@ it.
 
 import copy
 
-import pytest
 import torch
-import torch.distributed as dist
 from tiny_moe import tiny_model
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from quads.layers.setup import Precision
 from quads.layers.surgery import apply_surgery, quantized_weights
 from quads.numerics.rac import RacSpec
 from quads.trainer.calibration import calibrate
-
-
-@pytest.fixture
-def mesh(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_fsdp2_equals_plain_model(mesh):

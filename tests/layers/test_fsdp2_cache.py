@@ -4,9 +4,7 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from tiny_moe import tiny_model
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from quads.layers.execution import Execution
@@ -15,13 +13,6 @@ from quads.layers.surgery import apply_surgery, weight_cache
 
 IDS = torch.randint(0, 43, (4, 10), generator=torch.Generator().manual_seed(0))
 KEPT = 14
-
-
-@pytest.fixture
-def mesh(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def sharded(mesh, cache: str, layers: bool = True, **options):
