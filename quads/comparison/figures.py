@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from quads.comparison.runs import ComparedRun
-from quads.paper.figures import COLOURS, MARKERS, STYLES, smooth
+from quads.paper.figures import draw_curve, plain, smooth, step_axis
 
 PANELS = (
     ("reward", "mean reward of rollouts"),
@@ -34,28 +33,13 @@ def curves_figure(runs: Sequence[ComparedRun]) -> Figure:
             values = run.curve(key)
             if np.isnan(values).all():
                 continue
-            steps = np.array([s["step"] for s in run.steps])
-            colour, noisy = COLOURS[index % len(COLOURS)], key == "reward"
-            if noisy:
-                axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.35)
-            axes.plot(
-                steps,
-                smooth(values) if noisy else values,
-                color=colour,
-                linewidth=1.8,
-                linestyle=STYLES[index % len(STYLES)],
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=4,
-                markevery=max(1, len(steps) // 8),
-                label=labels[index],
-            )
+            thick, thin = (smooth(values), values) if key == "reward" else (values, None)
+            draw_curve(axes, [s["step"] for s in run.steps], thick, index, labels[index], thin)
         axes.set_ylabel(title)
-        axes.grid(True, linewidth=0.4, alpha=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
         if key != "reward":
             axes.set_yscale("log", nonpositive="mask")
-    panels[-1].set_xlabel("GRPO step")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    step_axis(panels[-1])
     figure.legend(
         *panels[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside lower center", ncols=2
     )

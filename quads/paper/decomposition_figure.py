@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from quads.paper.figures import COLOURS, MARKERS, STYLES
+from quads.paper.figures import COLOURS, draw_curve, plain
 from quads.paper.sources import Source
 from quads.paper.tables import group
 
@@ -38,8 +38,7 @@ def gap_parts_figure(sources: Sequence[Source], title: str) -> Figure | None:
     order = list(group(sources))
     for term, axes in zip(TERMS, panels.flat, strict=True):
         axes.set_title(term, fontsize=10, loc="left")
-        axes.grid(True, linewidth=0.4, alpha=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for name, runs in arms.items():
             index = order.index(name)
@@ -51,8 +50,7 @@ def gap_parts_figure(sources: Sequence[Source], title: str) -> Figure | None:
                 for step, value in zip(steps, values, strict=True):
                     by_step.setdefault(step, []).append(value)
             means = [float(np.mean(by_step[step])) for step in sorted(by_step)]
-            look = {"linestyle": STYLES[index % len(STYLES)], "marker": MARKERS[index % len(MARKERS)]}
-            axes.plot(sorted(by_step), means, color=colour, linewidth=2.0, markersize=4.5, label=name, **look)
+            draw_curve(axes, sorted(by_step), means, index, name)
     panels[0, 0].set_ylim(bottom=0)
     for axes in panels[:, 0]:
         axes.set_ylabel("mean over tokens of |term| (nats)", fontsize=8)

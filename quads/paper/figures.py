@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quads.evaluation.stats import Interval
 from quads.paper.sources import Source
@@ -49,10 +49,15 @@ def panels(columns: int = 1, *, width: float = 7.2, height: float = 3.6) -> tupl
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
     for ax in axes:
-        ax.grid(True, linewidth=0.4, alpha=0.5)
+        plain(ax)
         ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def plain(axes: Axes) -> None:
+    """Light grid, no frame on top and right."""
+    axes.grid(True, linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def smooth(values: NDArray[np.float64], width: int = SMOOTH) -> NDArray[np.float64]:
@@ -68,32 +73,49 @@ def _axes(title: str, ylabel: str, *, height: float = 4.2) -> tuple[Figure, Axes
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_ylabel(ylabel)
-    axes.grid(True, linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     return figure, axes
+
+
+def draw_curve(
+    axes: Axes,
+    steps: Sequence[int],
+    thick: ArrayLike,
+    place: int,
+    label: str | None = None,
+    thin: ArrayLike | None = None,
+) -> None:
+    """A curve with the colour, line style and marker of `place`, about eight markers; `thin` behind it."""
+    colour = COLOURS[place % len(COLOURS)]
+    if thin is not None:
+        axes.plot(steps, thin, color=colour, linewidth=0.7, alpha=0.35)
+    axes.plot(
+        steps,
+        thick,
+        color=colour,
+        linewidth=2.0,
+        linestyle=STYLES[place % len(STYLES)],
+        marker=MARKERS[place % len(MARKERS)],
+        markersize=4.5,
+        markevery=max(1, len(steps) // 8),
+        label=label,
+    )
+
+
+def step_axis(axes: Axes) -> None:
+    """Whole training steps along the bottom."""
+    axes.set_xlabel("GRPO step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _curves(axes: Axes, sources: Sequence[Source], thick: str, thin: str, *, smoothed: bool) -> None:
     """One colour and style per arm: `thick` with markers and label, `thin` behind it."""
     for index, (name, runs) in enumerate(group(sources).items()):
-        colour = COLOURS[index % len(COLOURS)]
         for run in runs:
-            steps = np.array([s["step"] for s in run.steps])
-            values = run.curve(thick)
-            axes.plot(steps, run.curve(thin), color=colour, linewidth=0.7, alpha=0.35)
-            axes.plot(
-                steps,
-                smooth(values) if smoothed else values,
-                color=colour,
-                linewidth=2.0,
-                linestyle=STYLES[index % len(STYLES)],
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=4.5,
-                markevery=max(1, len(steps) // 8),
-                label=name if run is runs[0] else None,
-            )
-    axes.set_xlabel("GRPO step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            values = smooth(run.curve(thick)) if smoothed else run.curve(thick)
+            label = name if run is runs[0] else None
+            draw_curve(axes, [s["step"] for s in run.steps], values, index, label, run.curve(thin))
+    step_axis(axes)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 

@@ -9,6 +9,8 @@ from made_up_results import MADE_UP, made_up_arms, made_up_experiment, write_run
 from matplotlib.colors import to_rgb
 
 from quads import report
+from quads.comparison.figures import curves_figure
+from quads.comparison.runs import find_runs
 from quads.paper import figures
 from quads.paper.sources import load_sources
 from quads.paper.tables import build_rows
@@ -25,11 +27,37 @@ def test_arms_differ_in_colour_style_and_marker():
     assert min(abs(a - b) for i, a in enumerate(luminance) for b in luminance[:i]) > 0.05
 
 
+def look(line):
+    return line.get_color(), line.get_linestyle(), line.get_marker(), line.get_linewidth(), line.get_markersize()
+
+
+def test_a_run_looks_the_same_in_report_and_comparison(made_up):
+    """Thin as recorded, thick smoothed; colour, style and marker by the place of the arm or run."""
+    sources = load_sources(*made_up)
+    runs = find_runs([source.run_id for source in sources], made_up[0])
+    (report_axes,) = figures.reward_figure(sources, "made up").axes
+    compared = curves_figure(runs).axes
+    for axes in (report_axes, compared[0]):
+        thin, thick = axes.lines[::2], axes.lines[1::2]
+        assert len(thin) == len(thick) == len(sources)
+        for place, (source, a, b) in enumerate(zip(sources, thin, thick, strict=True)):
+            assert a.get_color() == b.get_color() == figures.COLOURS[place] and a.get_linewidth() < b.get_linewidth()
+            assert b.get_marker() == figures.MARKERS[place] and b.get_markevery() == 1
+            assert np.array_equal(a.get_ydata(), source.curve("reward"))
+            assert np.array_equal(b.get_ydata(), figures.smooth(source.curve("reward")))
+    assert [look(line) for line in report_axes.lines] == [look(line) for line in compared[0].lines]
+    for line, source in zip(compared[2].lines, sources, strict=True):  # gaps have no thin line
+        assert np.array_equal(line.get_ydata(), source.curve("gap_max"))
+
+
 def test_gap_is_logarithmic_and_arms_keep_their_order(made_up):
     sources = load_sources(*made_up)
     (axes,) = figures.gap_figure(sources, "made up").axes
     assert axes.get_yscale() == "log"
     assert [t.get_text() for t in axes.get_legend().get_texts()] == list(MADE_UP)
+    for source, largest, mean in zip(sources, axes.lines[::2], axes.lines[1::2], strict=True):
+        assert np.array_equal(largest.get_ydata(), source.curve("gap_max"))
+        assert np.array_equal(mean.get_ydata(), source.curve("gap_mean"))
     rows = build_rows(sources, made_up[1].evaluation)
     (accuracy,) = figures.accuracy_figure(rows, "made up", 0.95).axes
     assert [t.get_text() for t in accuracy.get_yticklabels()] == list(MADE_UP)
