@@ -10,34 +10,20 @@ error cases said.
 
 from __future__ import annotations
 
-import gc
-import importlib.metadata
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from quads.rollout.device import GPU
-
-os.environ.update(
-    **(GPU if "cpu" not in importlib.metadata.version("vllm") else {}),
-    HF_HUB_OFFLINE="1",
-    VLLM_NO_USAGE_STATS="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    OMP_NUM_THREADS="1",
-    VLLM_PLUGINS="quads",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_LOGGING_LEVEL="ERROR",
-)
+from vllm_engines import HIGH_PRECISION, WORKER_EXTENSION, new_engine  # isort: skip  (sets the environment)
+from vllm_engines import message, runner_of, score, stop, update, weight_stream  # isort: skip
 
 import torch
-from safetensors.torch import load_file
 from vllm import LLM, SamplingParams
 
 from quads.integrations.vllm.moe import QuadsMoEMethod
 from quads.integrations.vllm.quantization import QuadsConfig
-from quads.integrations.vllm.reload import LayerwiseReload, file_weights
+from quads.integrations.vllm.reload import LayerwiseReload
 from quads.integrations.vllm.state import LayerState
 from quads.layers.names import RAC_MASK_PREFIX
 from quads.layers.weights import quantize_rows
@@ -45,7 +31,6 @@ from quads.numerics.qdq import fake_quantize_activation
 from quads.numerics.rac import RacSpec
 from quads.rollout.mode import EngineConfig, RolloutMode
 
-ON_GPU = "cpu" not in importlib.metadata.version("vllm")
 NEW_TOKENS = 6
 RAC = RacSpec(0.5)
 MODES = {
@@ -65,46 +50,13 @@ WEIGHT_RUNS = {
 
 
 def start(model: str, mode: RolloutMode, dtype: str, masks: str | None = None, receipt: str | None = None) -> LLM:
-    config = mode.to_quantization_config(rac_masks=masks, skip=("lm_head", "mlp.gate"), receipt=receipt)
-    return LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype=dtype,
-        max_model_len=64,
-        max_num_seqs=32,
-        max_num_batched_tokens=1024,
-        enforce_eager=True,
-        kv_cache_memory_bytes=16 << 20,
-        enable_prefix_caching=False,
-        async_scheduling=False,  # else a step's error is lost behind that of the sampling it left without input
-        disable_log_stats=True,
-        quantization="quads",
-        hf_overrides={"quantization_config": config},
-        # On a GPU the one backend for float32 and head_dim 32, and a small share, because other runs may use the card.
-        **({"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.02} if ON_GPU else {}),
-        worker_extension_cls="quads.integrations.vllm.reload.WorkerExtension",
-    )
-
-
-def stop(llm: LLM) -> None:
-    llm.llm_engine.engine_core.shutdown()
-    gc.collect()
-
-
-def runner_of(llm: LLM):
-    worker = llm.llm_engine.model_executor.driver_worker
-    return getattr(worker, "worker", worker).model_runner
+    config = mode.to_quantization_config(rac_masks=masks, skip=HIGH_PRECISION, receipt=receipt)
+    return new_engine(model, config, dtype=dtype, worker_extension_cls=WORKER_EXTENSION)
 
 
 def push(llm: LLM, model: str, masks: str | None, drop: str = "") -> None:
-    """The three-step update, in buckets that cut through layers, masks in the middle of the stream, tensors cloned."""
-    stream = [(n, t.clone()) for n, t in file_weights(model) if not (drop and drop in n)]
-    if masks:
-        stream[5:5] = [(RAC_MASK_PREFIX + key, mask) for key, mask in load_file(masks).items()]
-    runner = runner_of(llm)
-    with LayerwiseReload(runner.get_model(), runner.vllm_config, runner.model_config) as update:
-        for i in range(0, len(stream), 7):
-            update.load(stream[i : i + 7])
+    """An update in buckets that cut through layers, masks in the middle of the stream."""
+    update(llm, [(n, t) for n, t in weight_stream(model, masks) if not (drop and drop in n)], 7)
 
 
 def addresses(llm: LLM) -> dict[str, int]:
@@ -129,13 +81,6 @@ def sample(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], list[li
     return tokens, logps
 
 
-def score(llm: LLM, sequences: list[list[int]]) -> list[list[float]]:
-    """Log-probs of tokens 1.. of every sequence, as prompts."""
-    params = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": s} for s in sequences], params, use_tqdm=False)
-    return [[d[t].logprob for d, t in zip(o.prompt_logprobs[1:], o.prompt_token_ids[1:], strict=True)] for o in outputs]
-
-
 def parity_and_reload(job: dict, name: str, mode: RolloutMode, out: Path) -> None:
     masks = job["masks"] if mode.needs_masks else {"A": None, "B": None}
     receipt = out / f"{name}.receipt.json"
@@ -156,15 +101,6 @@ def parity_and_reload(job: dict, name: str, mode: RolloutMode, out: Path) -> Non
     result["fresh"] = score(llm, result["sequences"])
     stop(llm)
     (out / f"{name}.json").write_text(json.dumps(result))
-
-
-def message(action) -> str:
-    """Text of the error that `action` raises; fails when it raises none."""
-    try:
-        action()
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    raise SystemExit("expected an error")
 
 
 def error_cases(job: dict) -> dict[str, str]:

@@ -15,10 +15,11 @@ import json
 import sys
 from pathlib import Path
 
-from triton_engine_runs import W4A4_RAC, push, runner_of, score, start, stop  # isort: skip  (sets the environment)
+from triton_engine_runs import W4A4_RAC, push, score, start  # isort: skip  (sets the environment)
 
 import torch
 from fp4_cases import Recorder
+from vllm_engines import runner_of, stop
 
 from quads.integrations.vllm.reload import engine_weights
 from quads.integrations.vllm.state import quads_layers

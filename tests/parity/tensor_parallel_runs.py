@@ -25,34 +25,20 @@ import sys
 import time
 from pathlib import Path
 
-from quads.rollout.device import GPU
+from vllm_engines import HIGH_PRECISION, ON_GPU, WORKER_EXTENSION, new_engine, score, stop  # isort: skip  (no vLLM yet)
 
 TESTS = Path(__file__).resolve().parents[1]
-ON_GPU = "cpu" not in importlib.metadata.version("vllm")
 MODES = ("bf16", "fp8", "w4a16", "w4a4", "w4a4+rac")
 SIZES = (1, 2)
 THRESHOLD = 1e-4
 # NCCL alone: vLLM's own all-reduce first tries peer access in a process of its own; two partial sums have one order.
-GPU_ENGINE = {
-    "attention_backend": "TRITON_ATTN",
-    "gpu_memory_utilization": 0.05,
-    "disable_custom_all_reduce": True,
-}
+GPU_ENGINE = {"gpu_memory_utilization": 0.05, "disable_custom_all_reduce": True}
 
 
 def environment() -> dict[str, str]:
-    """Of a child: vLLM reads it at import, its workers inherit it."""
+    """Of a child, whose workers inherit it."""
     path = os.pathsep.join([str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    device = GPU if ON_GPU else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    return os.environ | {
-        **device,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "quads",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "PYTHONPATH": path,
-    }
+    return os.environ | {"PYTHONPATH": path}
 
 
 def rollout_mode(name: str):
@@ -66,28 +52,14 @@ def rollout_mode(name: str):
 
 def prepare(out: Path, modes: list[str], dtype: str, backend: str) -> dict:
     """Checkpoints and masks in OUT, and the job of the children."""
-    import torch
-    from safetensors.torch import save_file
-    from tiny_moe import tiny_model
+    from programs import random_prompts, two_models
 
-    from quads.layers.setup import Precision
-    from quads.layers.surgery import apply_surgery
-    from quads.numerics.rac import RacSpec
-    from quads.trainer.calibration import calibrate
-
-    sequences = torch.randint(2, 43, (24, 16), generator=torch.Generator().manual_seed(0))
-    job: dict = {"out": str(out), "modes": modes, "dtype": dtype, "backend": backend, "masks": {}}
-    job |= {"sequences": sequences.tolist(), "models": {}}
+    sequences = random_prompts(24, 16)
+    job: dict = {"out": str(out), "modes": modes, "dtype": dtype, "backend": backend, "models": {}, "masks": {}}
     for heads in (1, 2):
-        for name, seed in (("A", 1), ("B", 2)):
-            model = tiny_model(seed, num_key_value_heads=heads)
-            folder = out / f"{name}{heads}"
-            model.save_pretrained(folder)
-            job["models"][f"{name}{heads}"] = str(folder)
-            apply_surgery(model, Precision("nvfp4"))
-            job["masks"][f"{name}{heads}"] = str(out / f"masks_{name}{heads}.safetensors")
-            masks = calibrate(model, sequences, torch.ones_like(sequences), RacSpec(0.5))
-            save_file(masks, job["masks"][f"{name}{heads}"])
+        for key, files in two_models(out, sequences, str(heads), num_key_value_heads=heads).items():
+            job[key] |= files
+    job["sequences"] = sequences.tolist()
     (out / "job.json").write_text(json.dumps(job))
     return job
 
@@ -99,45 +71,19 @@ def heads_of(mode: str) -> int:
 
 def start(job: dict, mode: str, size: int, receipt: str | None = None, **changes):
     """An engine from A; `changes` of its quantization config."""
-    from vllm import LLM
-
     wanted = rollout_mode(mode)
     config = wanted.to_quantization_config(
-        "sync" if wanted.needs_masks else None, ("lm_head", "mlp.gate"), receipt, job["backend"]
+        "sync" if wanted.needs_masks else None, HIGH_PRECISION, receipt, job["backend"]
     )
-    return LLM(
-        model=job["models"][f"A{heads_of(mode)}"],
-        skip_tokenizer_init=True,
+    return new_engine(
+        job["models"][f"A{heads_of(mode)}"],
+        config | changes,
         dtype=job["dtype"],
-        max_model_len=64,
-        max_num_seqs=32,
-        max_num_batched_tokens=1024,
-        enforce_eager=True,
-        kv_cache_memory_bytes=16 << 20,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
         tensor_parallel_size=size,
         distributed_executor_backend="mp" if size > 1 else None,
-        quantization="quads",
-        hf_overrides={"quantization_config": config | changes},
         **(GPU_ENGINE if ON_GPU else {}),
-        worker_extension_cls="quads.integrations.vllm.reload.WorkerExtension",
+        worker_extension_cls=WORKER_EXTENSION,
     )
-
-
-def score(llm, sequences: list[list[int]]) -> list[list[float]]:
-    """Log-probs of tokens 1.. of every sequence, by prefill, and of one greedy token after it, by decoding."""
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, logprobs=0, ignore_eos=True)
-    params.detokenize = False
-    outputs = llm.generate([{"prompt_token_ids": s} for s in sequences], params, use_tqdm=False)
-    rows = []
-    for output, ids in zip(outputs, sequences, strict=True):
-        prompt = [step[t].logprob for step, t in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
-        new = output.outputs[0]
-        rows.append(prompt + [step[t].logprob for step, t in zip(new.logprobs, new.token_ids, strict=True)])
-    return rows
 
 
 def child(job: dict, size: int) -> None:
@@ -153,9 +99,9 @@ def child(job: dict, size: int) -> None:
             updates = llm.collective_rpc("quads_reload_from_file", args=(job["models"][key], masks))
             assert len(updates) == size, updates
             llm.collective_rpc("quads_dump_weights", args=(f"{stem}.{name}.safetensors", True))
-            result[name] = score(llm, job["sequences"])
+            result[name] = score(llm, job["sequences"], 2)
         Path(f"{stem}.json").write_text(json.dumps(result))
-        llm.llm_engine.engine_core.shutdown()
+        stop(llm)
         del llm
     if size > 1 and job["backend"] == "reference":
         (out / "refusals.json").write_text(json.dumps(refusals(job, size)))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from programs import run_program
 from tolerances import TOLERANCES
 
 logger = logging.getLogger(__name__)
@@ -19,9 +16,7 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def said(tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("guard") / "said.json"
-    child = subprocess.run([sys.executable, str(Path(__file__).with_name("guard_runs.py")), str(out)],
-                           env=dict(os.environ), capture_output=True, text=True, timeout=600)  # fmt: skip
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
+    run_program("guard_runs.py", out)
     return json.loads(out.read_text())
 
 

@@ -9,21 +9,11 @@ stand-in for vLLM's FP4 ops; on FP4 units nobody has run it.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tiny_moe import tiny_model
+from programs import random_prompts, run_program, two_models
 from tolerances import TOLERANCES
-
-from quads.layers.setup import Precision
-from quads.layers.surgery import apply_surgery
-from quads.numerics.rac import RacSpec
-from quads.trainer.calibration import calibrate
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
 PACKED = ("native,eager", "native,compiled", "cutlass,eager")
@@ -31,26 +21,10 @@ PACKED = ("native,eager", "native,compiled", "cutlass,eager")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict:
-    root, here = tmp_path_factory.mktemp("packed"), Path(__file__)
-    prompts = torch.randint(2, 43, (8, 10), generator=torch.Generator().manual_seed(0))
-    job: dict = {"models": {}, "masks": {}, "out": str(root)}
-    for name, seed in (("A", 1), ("B", 2)):
-        model = tiny_model(seed)
-        job["models"][name] = str(root / name)
-        model.save_pretrained(root / name)
-        apply_surgery(model, Precision("nvfp4"))
-        job["masks"][name] = str(root / f"masks_{name}.safetensors")
-        save_file(calibrate(model, prompts, torch.ones_like(prompts), RacSpec(0.5)), job["masks"][name])
+    root = tmp_path_factory.mktemp("packed")
+    job = {**two_models(root, random_prompts(8, 10)), "out": str(root)}
     (root / "job.json").write_text(json.dumps(job))
-    paths = [str(here.parents[1]), str(here.parents[1] / "kernels"), os.environ.get("PYTHONPATH", "")]
-    child = subprocess.run(
-        [sys.executable, str(here.with_name("packed_engine_runs.py")), str(root / "job.json")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
+    run_program("packed_engine_runs.py", root / "job.json", folders=("kernels",), timeout=900)
     found = json.loads((root / "packed.json").read_text())
     for name in found:
         backend, eager = name.split(",")

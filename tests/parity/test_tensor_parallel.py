@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from programs import run_program
 from tolerances import TOLERANCES
 
 from quads.layers.weights import quantize_rows
@@ -31,30 +29,12 @@ CHECKED = ("w4a16", "w4a4+rac")
 UPDATES = [f"{mode} {name}" for mode in CHECKED for name in ("A", "B")]
 
 
-def run_program(out: Path) -> Path:
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
-    child = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("tensor_parallel_runs.py")),
-            str(out),
-            "--modes",
-            ",".join(CHECKED),
-        ],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    (out / "log").write_text(child.stdout + child.stderr)
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
-    return out
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    return run_program(tmp_path_factory.mktemp("tensor_parallel"))
+    out = tmp_path_factory.mktemp("tensor_parallel")
+    child = run_program("tensor_parallel_runs.py", out, "--modes", ",".join(CHECKED), timeout=1200)
+    (out / "log").write_text(child.stdout + child.stderr)
+    return out
 
 
 def rows(runs: Path) -> dict:
@@ -63,10 +43,7 @@ def rows(runs: Path) -> dict:
 
 def test_layers_of_backend_triton():
     """Float32 outputs of two simulated ranks, in Triton's interpreter, add up to those of one."""
-    program = Path(__file__).with_name("tensor_parallel_layers.py")
-    child = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600)
-    assert child.returncode == 0, child.stderr[-3000:]
-    found = json.loads(child.stdout.splitlines()[-1])
+    found = json.loads(run_program("tensor_parallel_layers.py").stdout.splitlines()[-1])
     assert len(found) == 3
     for case, differences in found.items():
         assert max(differences) <= TOLERANCES["experts_loop_relative"].limit, (case, differences)

@@ -10,22 +10,14 @@ CUDA graphs of the layers alone: tests/kernels/test_graphs.py.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from parity_device import device
+from programs import random_prompts, run_program, two_models
 from safetensors.torch import load_file, save_file
 from tiny_moe import tiny_model
 from tolerances import TOLERANCES
-
-from quads.layers.setup import Precision
-from quads.layers.surgery import apply_surgery
-from quads.numerics.rac import RacSpec
-from quads.trainer.calibration import calibrate
 
 pytestmark = pytest.mark.stack
 ON_GPU = device() == "cuda"
@@ -40,15 +32,7 @@ BROKEN = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict:
     root = tmp_path_factory.mktemp("triton")
-    prompts = torch.randint(2, 43, (8, 10), generator=torch.Generator().manual_seed(0))
-    job: dict = {"models": {}, "masks": {}, "broken": {}, "out": str(root)}
-    for name, seed in (("A", 1), ("B", 2)):
-        model = tiny_model(seed)
-        job["models"][name] = str(root / name)
-        model.save_pretrained(root / name)
-        apply_surgery(model, Precision("nvfp4"))
-        job["masks"][name] = str(root / f"masks_{name}.safetensors")
-        save_file(calibrate(model, prompts, torch.ones_like(prompts), RacSpec(0.5)), job["masks"][name])
+    job: dict = {**two_models(root, random_prompts(8, 10)), "broken": {}, "out": str(root)}
     for part, name in BROKEN.items():
         folder = root / f"broken_{part}"
         tiny_model(1).save_pretrained(folder)
@@ -57,15 +41,7 @@ def results(tmp_path_factory) -> dict:
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         job["broken"][part] = str(folder)
     (root / "job.json").write_text(json.dumps(job))
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("triton_engine_runs.py")), str(root / "job.json")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *inherited])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
+    run_program("triton_engine_runs.py", root / "job.json", timeout=900)
     return json.loads((root / "triton.json").read_text())
 
 

@@ -15,23 +15,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from parity_device import device
-from safetensors.torch import load_file, save_file
-from tiny_moe import tiny_model
+from programs import random_prompts, run_program, two_models
+from safetensors.torch import load_file
 from tolerances import TOLERANCES
 from transformers import Qwen3MoeForCausalLM
 
 from quads.layers.setup import Precision
 from quads.layers.surgery import apply_surgery, quads_layers, quantized_weights, set_static_masks
 from quads.numerics.rac import RacSpec
-from quads.trainer.calibration import calibrate
 
 logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.stack
@@ -55,25 +51,10 @@ def job(tmp_path_factory):
     results.
     """
     root = tmp_path_factory.mktemp("parity")
-    prompts = torch.randint(2, 43, (24, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0))
-    job = {"models": {}, "masks": {}, "prompts": prompts.tolist(), "out": str(root)}
-    for name, seed in (("A", 1), ("B", 2)):
-        model = tiny_model(seed)
-        job["models"][name] = str(root / name)
-        model.save_pretrained(root / name)
-        apply_surgery(model, Precision("nvfp4"))
-        job["masks"][name] = str(root / f"masks_{name}.safetensors")
-        save_file(calibrate(model, prompts, torch.ones_like(prompts), RAC), job["masks"][name])
+    prompts = random_prompts(24, PROMPT_TOKENS)
+    job = {**two_models(root, prompts), "prompts": prompts.tolist(), "out": str(root)}
     (root / "job.json").write_text(json.dumps(job))
-    tests = Path(__file__).parents[1]
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("engine_runs.py")), str(root / "job.json")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
+    run_program("engine_runs.py", root / "job.json")
     return job
 
 

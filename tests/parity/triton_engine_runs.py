@@ -11,43 +11,27 @@ gets B, scores. Before that what is refused, and what it says. Output: OUT/trito
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import json
 import os
 import sys
 from pathlib import Path
 
-from quads.rollout.device import GPU
+import vllm_engines  # isort: skip  (sets the environment)
+from vllm_engines import ON_GPU, message, new_engine, runner_of, stop, update, weight_stream  # isort: skip
 
-os.environ.pop("TORCHDYNAMO_DISABLE", None)
-os.environ.update(
-    **(
-        GPU
-        if "cpu" not in importlib.metadata.version("vllm")
-        # CI_ENV: else vLLM replaces the eager backend by Inductor, whose fused kernels round differently.
-        else {"VLLM_CPU_CI_ENV": "1", "TRITON_INTERPRET": "1"}
-    ),
-    HF_HUB_OFFLINE="1",
-    VLLM_NO_USAGE_STATS="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    OMP_NUM_THREADS="1",
-    VLLM_PLUGINS="quads",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_LOGGING_LEVEL="ERROR",
-    VLLM_DISABLE_COMPILE_CACHE="1",
-)
+os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"
+if not ON_GPU:
+    os.environ.pop("TORCHDYNAMO_DISABLE")
+    # CI_ENV: else vLLM replaces the eager backend by Inductor, whose fused kernels round differently.
+    os.environ.update(VLLM_CPU_CI_ENV="1", TRITON_INTERPRET="1")
 
 import torch
-from safetensors.torch import load_file
-from vllm import LLM, SamplingParams
+from vllm import LLM
 
 from quads.integrations.vllm.execution import execution_arguments
-from quads.integrations.vllm.reload import LayerwiseReload, file_weights
-from quads.layers.names import RAC_MASK_PREFIX
 from quads.numerics.rac import RacSpec
 from quads.rollout.mode import RolloutMode
 
-ON_GPU = "cpu" not in importlib.metadata.version("vllm")
 W4A4_RAC = RolloutMode("nvfp4", "nvfp4", RacSpec(0.5))
 SEQUENCES = [[2, 9, 30, 11, 7, 21, 40, 3], [5, 6, 41, 8, 19]]
 if ON_GPU:
@@ -60,68 +44,23 @@ CAPTURED = "graphs" if ON_GPU else "compiled"
 def start(model: str, config: dict, eager: bool = True, dtype: str = "bfloat16") -> LLM:
     if ON_GPU:
         execution = execution_arguments(not eager, [1, 2, SEATS])
-        execution |= {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.02}
     else:
         execution = {"enforce_eager": eager, "compilation_config": {"backend": "eager"}}
-    return LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype=dtype,
-        max_model_len=32,
-        max_num_seqs=SEATS,
-        max_num_batched_tokens=32,
-        async_scheduling=False,  # else a step's error is lost behind that of the sampling it left without input
-        **execution,
-        kv_cache_memory_bytes=16 << 20,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-        quantization="quads",
-        hf_overrides={"quantization_config": config},
-    )
-
-
-def stop(llm: LLM) -> None:
-    llm.llm_engine.engine_core.shutdown()
-    gc.collect()
-
-
-def runner_of(llm: LLM):
-    worker = llm.llm_engine.model_executor.driver_worker
-    return getattr(worker, "worker", worker).model_runner
+    room = {"max_model_len": 32, "max_num_seqs": SEATS, "max_num_batched_tokens": 32}
+    return new_engine(model, config, dtype=dtype, **room, **execution)
 
 
 def push(llm: LLM, model: str, masks: str | None, poison: str = "") -> None:
     """One update; the first element of the tensor whose name ends with `poison` becomes NaN."""
-    stream = [(n, t.clone()) for n, t in file_weights(model)]
+    stream = weight_stream(model, masks)
     for name, tensor in stream:
         if poison and name.endswith(poison):
             tensor.view(-1)[0] = float("nan")
-    if masks:
-        stream[5:5] = [(RAC_MASK_PREFIX + key, mask) for key, mask in load_file(masks).items()]
-    runner = runner_of(llm)
-    with LayerwiseReload(runner.get_model(), runner.vllm_config, runner.model_config) as update:
-        update.load(stream)
+    update(llm, stream)
 
 
 def score(llm: LLM) -> list[list[float]]:
-    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, prompt_logprobs=0, logprobs=0, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in SEQUENCES], params, use_tqdm=False)
-    scored = []
-    for ids, output in zip(SEQUENCES, outputs, strict=True):
-        prompt = [step[t].logprob for step, t in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
-        sampled = output.outputs[0]
-        scored.append(prompt + [step[t].logprob for step, t in zip(sampled.logprobs, sampled.token_ids, strict=True)])
-    return scored
-
-
-def message(action) -> str:
-    """Text of the error that `action` raises, or "no error"."""
-    try:
-        action()
-    except (RuntimeError, ValueError) as error:
-        cause = error.__cause__
-        return f"{type(error).__name__}: {error}" + (f" <- {cause}" if cause else "")
-    return "no error"
+    return vllm_engines.score(llm, SEQUENCES, NEW_TOKENS)
 
 
 def engine(job: dict, backend: str, eager: bool) -> dict:
