@@ -109,9 +109,9 @@ def strip_braces(text: str) -> str:
     start, end = 0, len(text) - 1
     while start < end and text[start] == "{" and match.get(start) == end:
         start, end = start + 1, end - 1
-        while start < end and text[start] == " ":
+        while start <= end and text[start].isspace():
             start += 1
-        while start < end and text[end] == " ":
+        while start <= end and text[end].isspace():
             end -= 1
     return text[start : end + 1]
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from quads.rewards.math import exact, guard
@@ -152,7 +152,9 @@ def test_normalize_never_raises(text: str) -> None:
 
 
 @PATIENT
-@given(st.text("{}\\ab ", max_size=40))
+@example("{ }")
+@example("{ \t{a}\n}")
+@given(st.text("{}\\ab \t", max_size=40))
 def test_strip_braces_is_idempotent(text: str) -> None:
     once = strip_braces(text)
     assert strip_braces(once) == once
