@@ -13,8 +13,9 @@ maximum is exact: any order gives the same bits.
 TRAP: layers are quantized as they become complete, so all ranks must get the tensors in one order. vLLM's default
 loader and a weight update do; a loader that takes files as they arrive (enable_multithread_load) does not.
 Refused by name: masks that are chosen while running (batch, token) where K is split, because they rank channels that
-other ranks hold; expert parallelism together with it; backends other than reference and triton; engines of several
-ranks under verl; CUDA graphs and compilation of quantized activations, because their amax crosses the ranks inside a layer.
+other ranks hold; expert parallelism at the same time; backends other than reference and triton; engines of several
+ranks under verl; CUDA graphs and compilation of quantized activations, because their amax crosses the ranks inside a
+layer.
 Differs from vLLM's own quantization methods, whose scales are those of the shard.
 """
 
