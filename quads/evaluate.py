@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         "--shard", type=Shard.parse, help="i/n: draw this part only, e.g. 0/4; merge with quads.regrade"
     )
     args = parser.parse_args(argv)
+    if args.cache is not None and args.cache.resolve() == args.out.resolve():
+        parser.error(f"--cache {args.cache} is --out itself; give another folder, or leave it away for OUT/samples")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     watch_parents()
     configs = args.experiment.parent

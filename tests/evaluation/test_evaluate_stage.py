@@ -187,6 +187,14 @@ def test_a_receipt_that_proves_nothing_stops(tmp_path, content, said):
         check_receipt(path, "w4a4")
 
 
+def test_a_cache_in_the_place_of_the_results_is_no_second_evaluation(tmp_path, capsys):
+    words = ["--experiment", "toy.yaml", "--arm", "bf16", "--seed", "0", "--train", "t", "--data", "d"]
+    words += ["--benchmarks", "b", "--cache", str(tmp_path / "x" / ".." / "out"), "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        evaluate.main(words)
+    assert "is --out itself" in capsys.readouterr().err
+
+
 def test_two_evaluations_of_one_folder_are_refused_but_not_two_shards(tmp_path):
     with locked_folder(tmp_path), pytest.raises(RecordsError, match="in use by another evaluation"):
         with locked_folder(tmp_path):
