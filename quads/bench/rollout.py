@@ -2,20 +2,23 @@
 """Rollout throughput of each arm's engine mode through real vLLM, side by side in one run.
 
     python -m quads.bench.rollout --experiment configs/toy.yaml --model DIR --out FILE.json
-        [--modes bf16,fp8,w4a16,w4a4,w4a4+rac] [--masks FILE] [--backend reference|triton|native|cutlass]
-        [--stock bf16,fp8]
-        [--graphs] [--batch 16,64 --prompt-tokens 512 --response-tokens 128] [--rounds 5] [--limit-s S] [--together]
+        [--modes bf16,fp8,w4a16,w4a4,w4a4+rac] [--masks FILE] [--stock bf16,fp8]
+        [--backend reference|triton|native|cutlass] [--graphs|--no-graphs]
+        [--batch 16,64 --prompt-tokens 512 --response-tokens 128] [--rounds 5] [--limit-s S] [--together]
         [--roofline B200]
     -> FILE.md (medians, spreads, ratios to FP8 and BF16), FILE.details.jsonl (settings, engine starts, the same
        figures), then FILE.json (quads.rollout_bench/1: one row per round, what the report reads)
 
-Defaults: the modes of all the experiment's arms and its shapes (runtime.max_sequences, grpo.max_prompt_tokens,
-grpo.max_response_tokens). Every row says native, emulated or roofline; the first two by the engine's own receipt.
-Backends reference and triton emulate every mode, BF16 and FP8 too, so their ratios say what the emulation costs; only
-`--backend native` or `cutlass` (W4A4 modes) and `--stock` (vLLM's own BF16 and FP8, without the plugin) are speeds of
-an engine.
-Exit code 1 when an engine failed; what the others did is written all the same, and so are whole rounds at SIGTERM.
-Engines lie in memory side by side.
+Defaults: what training of the experiment uses: the modes of all its arms, runtime.rollout_backend and rollout_graphs,
+shapes of runtime.max_sequences, grpo.max_prompt_tokens and grpo.max_response_tokens. As in training, native and cutlass
+serve W4A4 modes and triton the others, and what an experiment would be refused for is refused here; a mode that cannot
+be captured in CUDA graphs is left out with the reason.
+Every row says native, emulated or roofline, and the first two with which `rollout_backend` (vllm: stock) and
+`rollout_graphs`, all by the engine's own receipt. Reference and triton emulate every mode, BF16 and FP8 too, so their
+ratios say what the emulation costs; only native or cutlass (W4A4 modes) and `--stock` (vLLM's own BF16 and FP8, without
+the plugin) are speeds of an engine.
+Exit code 1 when a mode was left out or an engine failed; what the others did is written all the same, and so are whole
+rounds at SIGTERM. Engines lie in memory side by side.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from typing import Any
 from quads import provenance
 from quads.bench import rollout_model, rollout_rows
 from quads.bench.fleet import COMMAND, Fleet, StoppedError, stop
-from quads.bench.rollout_plan import Engine, Shape, engines, shape, shapes
-from quads.config import Arm, ConfigError, Experiment, load_arms, load_experiment
+from quads.bench.rollout_plan import Engine, Shape, chosen_runtime, engines, refused, shape, shapes
+from quads.config import Arm, ConfigError, Experiment, Runtime, load_arms, load_experiment
 from quads.files import ResultFileError, append_jsonl, write_json_atomic, write_text_atomic
 from quads.lifeline import watch_parents
 from quads.paper.rollout_bench import BenchFile
@@ -71,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         "--modes", type=_words, default=(), help="default: those of the experiment's arms; none: stock alone"
     )
     parser.add_argument("--masks", type=Path, help="RAC masks (safetensors, by engine key); default: random ones")
-    parser.add_argument("--backend", choices=BACKENDS, default="reference", help="what the plugin multiplies with")
     parser.add_argument("--stock", type=_words, default=(), help="bf16, fp8: vLLM's own as well, without the plugin")
-    parser.add_argument("--graphs", action="store_true", help="CUDA graphs; modes that cannot be captured are left out")
+    parser.add_argument("--backend", choices=BACKENDS, help="in place of the experiment's runtime.rollout_backend")
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, help="in place of runtime.rollout_graphs")
     parser.add_argument("--batch", type=_numbers, default=(), help="requests at once; list")
     parser.add_argument("--prompt-tokens", type=_numbers, default=(), help="per request; list")
     parser.add_argument("--response-tokens", type=_numbers, default=(), help="per request; list")
@@ -107,10 +110,14 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
     modes = args.modes or tuple(dict.fromkeys(arm.rollout.mode for arm in arms))
     if modes == ("none",) and args.stock:
         modes = ()
+    runtime = chosen_runtime(experiment, args.backend, args.graphs)
+    left_out = refused(modes, arms, runtime)
+    for name, reason in left_out.items():
+        log.error("%s is left out: %s", name, reason)
     with tempfile.TemporaryDirectory(prefix="quads-bench-") as receipts, Fleet(command, args.answer_s) as fleet:
         planned = engines(
-            experiment, arms, modes, wanted, model=args.model, masks=args.masks, backend=args.backend,
-            stock=args.stock, graphs=args.graphs, receipts=Path(receipts),
+            runtime, arms, [m for m in modes if m not in left_out], wanted, model=args.model, masks=args.masks,
+            stock=args.stock, receipts=Path(receipts),
         )  # fmt: skip
         log.info("%d engines, %d shapes, %d rounds", len(planned), len(wanted), args.rounds)
         fleet.start(planned, together=args.together)
@@ -118,46 +125,53 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
         until = start + args.limit_s if args.limit_s else None
         rounds = fleet.rounds(wanted, args.rounds, until=until)
     rows = _rows(fleet, planned)
+    left_out |= fleet.failed
     if not rows:
-        log.error("no engine could be measured: %s", "; ".join(f"{n}: {why}" for n, why in fleet.failed.items()))
+        log.error("no engine could be measured: %s", "; ".join(f"{n}: {why}" for n, why in left_out.items()))
         return 1
     if args.roofline:
         rows += rollout_model.rows(
             args.model, args.roofline, modes, wanted, experiment.runtime.max_batched_tokens, arms
         )
-    settings = _settings(args, experiment, wanted, rounds, time.monotonic() - start)
-    _write(args.out, fleet, planned, rows, settings)
-    return 1 if fleet.failed else 0
+    settings = _settings(args, experiment.name, runtime, wanted, rounds, time.monotonic() - start)
+    _write(args.out, fleet, planned, rows, settings, left_out)
+    return 1 if left_out else 0
 
 
 def _rows(fleet: Fleet, planned: Sequence[Engine]) -> list[dict[str, Any]]:
     alive = [e for e in planned if e.name in fleet.started and e.name not in fleet.failed]
-    backends = {e.name: rollout_rows.label(fleet.started[e.name]["backend"]) for e in alive}
     return rollout_rows.rows(
-        fleet.measured, fleet.syncs, {e.name: e.name.removeprefix("stock ") for e in alive}, backends
+        fleet.measured,
+        fleet.syncs,
+        {e.name: rollout_rows.served(e.name.removeprefix("stock "), fleet.started[e.name]) for e in alive},
     )
 
 
 def _settings(
-    args: argparse.Namespace, experiment: Experiment, wanted: Sequence[Shape], rounds: int, seconds: float
+    args: argparse.Namespace, name: str, runtime: Runtime, wanted: Sequence[Shape], rounds: int, seconds: float
 ) -> dict[str, Any]:
     return {
         "kind": "settings",
-        "experiment": experiment.name,
+        "experiment": name,
         "model": str(args.model),
         "masks": str(args.masks) if args.masks else "random",
-        "backend": args.backend,
-        "execution": "CUDA graphs" if args.graphs else "eager",
+        "backend": runtime.rollout_backend,
+        "execution": "CUDA graphs" if runtime.rollout_graphs else "eager",
         "started": "together" if args.together else "one by one",
         "rounds": rounds,
         "shapes": [[s.batch, s.prompt, s.response] for s in wanted],
-        "device": experiment.runtime.device,
+        "device": runtime.device,
         "seconds": round(seconds, 1),
     }
 
 
 def _write(
-    out: Path, fleet: Fleet, planned: Sequence[Engine], rows: list[dict[str, Any]], settings: dict[str, Any]
+    out: Path,
+    fleet: Fleet,
+    planned: Sequence[Engine],
+    rows: list[dict[str, Any]],
+    settings: dict[str, Any],
+    left_out: dict[str, str],
 ) -> None:
     summary = rollout_rows.summarize(rows)
     said = {
@@ -167,12 +181,13 @@ def _write(
         "commit": provenance.commit(),
         "code_hash": provenance.code_hash(*CODE),
         "rows": rows,
+        "left_out": left_out,
     }
     BenchFile.model_validate(said)  # the report's own schema: what it would refuse must not be written
     text = "\n\n".join(
         [
             ", ".join(f"{k}: {v}" for k, v in settings.items() if k != "kind"),
-            rollout_rows.engine_table(fleet.started, fleet.failed),
+            rollout_rows.engine_table(fleet.started, left_out),
             rollout_rows.table(summary),
         ]
     )
@@ -182,6 +197,8 @@ def _write(
     for engine in planned:
         fate = {"failed": fleet.failed[engine.name]} if engine.name in fleet.failed else {}
         append_jsonl(details, {"kind": "engine", **engine.to_dict(), "ready": fleet.started.get(engine.name), **fate})
+    for name, reason in left_out.items():
+        append_jsonl(details, {"kind": "left out", "engine": name, "reason": reason})
     for line in rollout_rows.as_lines(summary):
         append_jsonl(details, line)
     write_text_atomic(out.with_suffix(".md"), text + "\n")

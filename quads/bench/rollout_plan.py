@@ -5,22 +5,29 @@
     Shape         batch requests at once, prompt tokens and response tokens each
     descriptions  one engine per mode as plain values, what quads.integrations.vllm.bench reads
 
-Contract: all engines of one run are equal but for the mode: same checkpoint, limits, cache and device. A mode that no
-arm has takes the formats of its name, the default RAC and the first arm's skip list.
+Contract: a mode runs on what serves it in a training of the experiment (backend by `serving_backend`, graphs), or is
+left out with the reason for which training refuses it; never on anything else. Else all engines of one run are equal:
+same checkpoint, limits, cache and device. A mode that no arm has takes the formats of its name, the default RAC and
+the first arm's skip list.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from quads.config import Arm, ConfigError, Experiment, Rac
+from pydantic import ValidationError
+
+from quads.config import Arm, ConfigError, Experiment, Rac, RolloutPrecision, Runtime
+from quads.config.run import not_capturable
 from quads.files import read_result
+from quads.integrations.vllm.execution import serving_backend
 from quads.numerics.rac import RacSpec
 from quads.rollout.mode import MODES, RolloutMode
 
@@ -28,6 +35,8 @@ KNOWN = (*MODES.values(), "w4a4+rac")
 STOCK = ("bf16", "fp8")
 _CACHE_BLOCK = 128  # the largest block of vLLM's caches: a sequence takes whole blocks
 _SPARE = 1.25
+# ASCII digits only (isdigit takes a superscript 2, int does not), and not more than a number of tokens can have.
+_SHAPE = re.compile(r"([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})")
 
 
 @dataclass(frozen=True, order=True)
@@ -61,7 +70,6 @@ class Engine:
     max_tokens: int
     max_model_len: int
     vocabulary: int
-    graphs: bool
     batches: tuple[int, ...]
     overrides: dict[str, Any] = field(default_factory=dict)
 
@@ -77,10 +85,35 @@ def shapes(batches: Sequence[int], prompts: Sequence[int], responses: Sequence[i
 
 def shape(word: str) -> Shape:
     """BATCHxPROMPTxRESPONSE, e.g. 64x512x128. Raises ConfigError."""
-    numbers = word.split("x")
-    if len(numbers) != 3 or not all(n.isdigit() for n in numbers):
-        raise ConfigError(f"shape {word!r}: give BATCHxPROMPTxRESPONSE, e.g. 64x512x128")
-    return Shape(*map(int, numbers))
+    found = _SHAPE.fullmatch(word)
+    if found is None:
+        raise ConfigError(f"shape {word!r}: give BATCHxPROMPTxRESPONSE, three whole numbers, e.g. 64x512x128")
+    return Shape(*map(int, found.groups()))
+
+
+def chosen_runtime(experiment: Experiment, backend: str | None, graphs: bool | None) -> Runtime:
+    """The runtime that training uses, with --backend and --graphs over it. Raises ConfigError where training would."""
+    given = {k: v for k, v in (("rollout_backend", backend), ("rollout_graphs", graphs)) if v is not None}
+    runtime = {**experiment.runtime.model_dump(), **given}
+    try:
+        return Runtime.model_validate(runtime)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            f"experiment {experiment.name} with rollout_backend={runtime['rollout_backend']}, "
+            f"rollout_graphs={runtime['rollout_graphs']}: {reason}; choose with --backend and --graphs or --no-graphs"
+        ) from None
+
+
+def refused(modes: Sequence[str], arms: Sequence[Arm], runtime: Runtime) -> dict[str, str]:
+    """The modes that a training with this runtime refuses, each with the reason. Raises ConfigError."""
+    found = {}
+    for name in modes if runtime.rollout_graphs else ():
+        mode, _ = mode_of(name, arms)
+        rollout = {key: value for key, value in asdict(mode).items() if key != "scale_group"}
+        if reason := not_capturable(RolloutPrecision.model_validate(rollout)):
+            found[name] = f"cannot be captured in CUDA graphs: {reason}; measure it with --no-graphs"
+    return found
 
 
 def mode_of(name: str, arms: Sequence[Arm]) -> tuple[RolloutMode, tuple[str, ...]]:
@@ -113,16 +146,14 @@ def cache_mib(config: dict[str, Any], wanted: Sequence[Shape], width: int) -> in
 
 
 def engines(
-    experiment: Experiment,
+    runtime: Runtime,
     arms: Sequence[Arm],
     modes: Sequence[str],
     wanted: Sequence[Shape],
     *,
     model: Path,
     masks: Path | None,
-    backend: str,
     stock: Sequence[str],
-    graphs: bool,
     receipts: Path,
 ) -> list[Engine]:
     """One description per mode, then the stock engines. Raises ConfigError, ResultFileError."""
@@ -132,26 +163,26 @@ def engines(
     if masks is not None and not masks.is_file():
         raise ConfigError(f"{masks}: no such file of masks; leave --masks away for random ones")
     length = max(s.prompt + s.response for s in wanted)
-    need = cache_mib(config, wanted, 4 if experiment.runtime.engine_dtype == "float32" else 2)
+    need = cache_mib(config, wanted, 4 if runtime.engine_dtype == "float32" else 2)
     changed = {
         "max_sequences": max(s.batch for s in wanted),
-        "kv_cache_mib": max(experiment.runtime.kv_cache_mib, need),
+        "kv_cache_mib": max(runtime.kv_cache_mib, need),
     }
     short = config.get("max_position_embeddings", length) < length
     common: dict[str, Any] = {
         "model": str(model),
-        "runtime": experiment.runtime.model_copy(update=changed).model_dump(mode="json"),
+        "runtime": runtime.model_copy(update=changed).model_dump(mode="json"),
         "masks": str(masks.resolve()) if masks else None,
         "max_tokens": max(s.response for s in wanted),
         "max_model_len": length,
         "vocabulary": config["vocab_size"],
-        "graphs": graphs,
         "batches": tuple(sorted({s.batch for s in wanted})),
         "overrides": {"max_position_embeddings": length} if short else {},
     }
     found = []
     for name in dict.fromkeys(modes):
         mode, skip = mode_of(name, arms)
+        backend = serving_backend(mode.name, runtime.rollout_backend)
         said = mode.to_quantization_config("sync" if mode.needs_masks else None, tuple(skip), backend=backend)
         # through JSON, so that what is kept is what the engine's process reads
         said = json.loads(json.dumps(said))

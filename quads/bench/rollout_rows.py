@@ -55,10 +55,16 @@ def label(backend: str) -> str:
     return "native" if backend.startswith("native") else "emulated"
 
 
+def served(mode: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What all rows of one engine say of it; `said` is its answer when it was ready."""
+    execution = {key: said[key] for key in ("rollout_backend", "rollout_graphs")}
+    return {"mode": mode, "backend": label(said["backend"]), **execution}
+
+
 def rows(
-    measured: Sequence[Measurement], syncs: Sequence[Sync], modes: Mapping[str, str], backends: Mapping[str, str]
+    measured: Sequence[Measurement], syncs: Sequence[Sync], engines: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Rows of all engines. modes, backends: engine name -> mode, label. Raises TooShortError."""
+    """Rows of all engines. engines: name -> `served`. Raises TooShortError."""
     unclear = {m.round for m in measured if m.decode <= 0}
     for number in sorted(unclear):
         log.warning("round %d is left out: a whole run was not longer than its prefill", number + 1)
@@ -66,8 +72,7 @@ def rows(
     if measured and not kept:
         raise TooShortError("decoding took no measurable time in any round; give more --response-tokens")
     found = []
-    for name in modes:
-        who = {"mode": modes[name], "backend": backends[name]}
+    for name, who in engines.items():
         own = [m for m in kept if m.engine == name]
         found += [{**who, **row} for row in _speeds(own)]
         for sync in (s for s in syncs if s.engine == name and s.round not in unclear):

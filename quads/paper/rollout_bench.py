@@ -1,7 +1,9 @@
 """Rollout benchmarks (quads.bench.rollout) and kernel benchmarks (quads.bench.kernels) as a report reads them.
 
     quads.rollout_bench/1   one file per machine: rows of (mode, backend, phase, batch, prompt and response tokens)
-                            with tokens_per_s (prefill, decode) or seconds (sync), bytes, memory_bytes
+                            with tokens_per_s (prefill, decode) or seconds (sync), bytes, memory_bytes, and what served
+                            them: rollout_backend (vllm: without the plugin), rollout_graphs; both null in a model's
+                            rows and in files of before they were kept. left_out: mode -> why it has no row
     ratio of two modes      tokens_per_s of one over the other at equal backend, phase, batch and lengths; over shapes
                             and repetitions: geometric mean, Student's interval on logarithms
 
@@ -34,6 +36,8 @@ class BenchRow(Frozen):
 
     mode: str
     backend: Backend
+    rollout_backend: Literal["reference", "triton", "native", "cutlass", "vllm"] | None = None
+    rollout_graphs: bool | None = None
     phase: Phase
     batch: int = Field(gt=0)
     prompt_tokens: int = Field(ge=0)
@@ -65,6 +69,7 @@ class BenchFile(Frozen):
     commit: str
     code_hash: str = ""
     rows: tuple[BenchRow, ...]
+    left_out: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,11 @@ def main():
     said = json.loads(sys.stdin.readline())
     if said["mode"] == "w4a16":
         return say({"error": "RuntimeError: no such kernel"})
-    say({"seconds": 1.5, "backend": "native (vLLM)" if said["stock"] else "emulated (fake)", "memory_bytes": 3})
+    backend = "vllm" if said["stock"] else said["quantization"]["backend"]
+    graphs = said["runtime"]["rollout_graphs"]
+    words = f"{'native' if backend in ('vllm', 'native', 'cutlass') else 'emulated'} (fake {backend})"
+    ready = {"seconds": 1.5, "memory_bytes": 3, "backend": words}
+    say({**ready, "rollout_backend": backend, "rollout_graphs": graphs})
     for line in sys.stdin:
         what = json.loads(line)
         with open(sys.argv[1], "a") as log:

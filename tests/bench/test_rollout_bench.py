@@ -13,9 +13,10 @@ import pytest
 
 from quads.bench import rollout, rollout_model, rollout_rows
 from quads.bench.fleet import Fleet, Measurement, Sync, stop
-from quads.bench.rollout_plan import Shape, cache_mib, engines, mode_of, shapes
+from quads.bench.rollout_plan import Shape, cache_mib, chosen_runtime, engines, mode_of, refused, shape, shapes
 from quads.bench.roofline import layer_gemms
-from quads.config import ConfigError, load_arms, load_experiment
+from quads.config import Arm, ConfigError, Experiment, Rac, Runtime, load_arms, load_experiment, resolve_run
+from quads.integrations.verl.overrides import quantization_config
 from quads.paper.ledger import Ledger
 from quads.paper.rollout_bench import read_benches
 
@@ -42,15 +43,30 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def bench(tmp_path: Path, model: Path, *words: str) -> tuple[int, Path, list[dict]]:
+def bench(tmp_path: Path, model: Path, *words: str, name: str = "toy") -> tuple[int, Path, list[dict]]:
     """Exit code, the file, and what the stand-ins were asked."""
     out, log = tmp_path / "throughput" / "rollout.json", tmp_path / "asked.jsonl"
-    given = ["--experiment", str(ROOT / "configs/toy.yaml"), "--model", str(model), "--out", str(out), *words]
+    given = ["--experiment", str(ROOT / f"configs/{name}.yaml"), "--model", str(model), "--out", str(out), *words]
     args = rollout._parser().parse_args(given)
-    experiment = load_experiment("toy", ROOT / "configs")
+    experiment = load_experiment(name, ROOT / "configs")
     arms = load_arms(experiment, ROOT / "configs", more=True)
     code = rollout.run(experiment, arms, args, (sys.executable, str(FAKE), str(log)))
     return code, out, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def toy(**runtime: object) -> tuple[Experiment, list[Arm]]:
+    """The toy with another runtime, and all its arms."""
+    experiment = load_experiment("toy", ROOT / "configs")
+    changed = {"runtime": Runtime(**runtime)} if runtime else {}
+    return experiment.model_copy(update=changed), load_arms(experiment, ROOT / "configs", more=True)
+
+
+def made(out: Path, key: str) -> dict[str, set]:
+    """mode -> what its rows say under `key`."""
+    found: dict[str, set] = {}
+    for row in json.loads(out.read_text())["rows"]:
+        found.setdefault(row["mode"], set()).add(row.get(key))
+    return found
 
 
 SMALL = ("--batch", "4", "--prompt-tokens", "10", "--response-tokens", "6", "--rounds", "3")
@@ -169,6 +185,85 @@ def test_defaults_are_the_experiments_modes_and_shape(tmp_path: Path, model: Pat
     assert modes == {"bf16", "fp8", "w4a16", "w4a4", "w4a4+rac"} and code == 1  # the stand-in of w4a16 fails
 
 
+def test_backend_and_graphs_are_the_experiments_and_every_row_says_them(tmp_path: Path, model: Path) -> None:
+    runtime = load_experiment("gpu_medium", ROOT / "configs").runtime
+    assert (runtime.rollout_backend, runtime.rollout_graphs) == ("triton", True)  # what this test is about
+    words = ("--modes", "bf16,w4a4+rac", "--stock", "fp8", *SMALL)
+    code, out, _ = bench(tmp_path, model, *words, name="gpu_medium")
+    assert code == 0
+    assert made(out, "rollout_backend") == {"bf16": {"triton"}, "w4a4+rac": {"triton"}, "fp8": {"vllm"}}
+    assert set.union(*made(out, "rollout_graphs").values()) == {True}
+    (read,) = read_benches(out.parent, Ledger(tmp_path))
+    assert {(r.mode, r.rollout_backend, r.rollout_graphs) for r in read.rows} == {
+        ("bf16", "triton", True), ("w4a4+rac", "triton", True), ("fp8", "vllm", True),
+    }  # fmt: skip
+    bench(tmp_path, model, *words, "--backend", "reference", "--no-graphs", name="gpu_medium")
+    assert made(out, "rollout_backend")["bf16"] == {"reference"}
+    assert set.union(*made(out, "rollout_graphs").values()) == {False}
+
+
+@pytest.mark.parametrize("wanted", ["native", "cutlass"])
+def test_fp4_units_serve_w4a4_and_triton_the_rest_as_in_training(tmp_path: Path, model: Path, wanted: str) -> None:
+    words = ("--modes", "bf16,fp8,w4a4+rac", "--backend", wanted, "--no-graphs", *SMALL)
+    code, out, _ = bench(tmp_path, model, *words, name="gpu_medium")
+    assert code == 0
+    assert made(out, "rollout_backend") == {"bf16": {"triton"}, "fp8": {"triton"}, "w4a4+rac": {wanted}}
+    assert made(out, "backend") == {"bf16": {"emulated"}, "fp8": {"emulated"}, "w4a4+rac": {"native"}}
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton", "native", "cutlass"])
+def test_every_engine_is_the_one_of_training(tmp_path: Path, model: Path, backend: str) -> None:
+    experiment, arms = toy(device="cuda", rollout_backend=backend)
+    first = {arm.rollout.mode: arm for arm in reversed(arms)}
+    planned = engines(
+        experiment.runtime, arms, tuple(first), [Shape(1, 4, 2)], model=model, masks=None, stock=(), receipts=tmp_path
+    )
+    assert len(planned) == len(first) == 5
+    for engine in planned:
+        assert engine.quantization == quantization_config(resolve_run(experiment, first[engine.mode], 0), None)
+
+
+def test_modes_that_cannot_be_captured_are_left_out_with_the_reason(tmp_path: Path, model: Path) -> None:
+    code, out, asked = bench(tmp_path, model, "--modes", "fp8,bf16", *SMALL, name="gpu_medium")
+    assert code == 1 and {line["mode"] for line in asked} == {"bf16"}  # no engine was started for fp8
+    said = json.loads(out.read_text())
+    assert {row["mode"] for row in said["rows"]} == {"bf16"}
+    assert list(said["left_out"]) == ["fp8"] and "no kernel quantizes fp8" in said["left_out"]["fp8"]
+    assert "fp8 is left out: cannot be captured" in out.with_suffix(".md").read_text()
+    assert read_benches(out.parent, Ledger(tmp_path))[0].rows
+    lines = [json.loads(line) for line in out.with_suffix(".details.jsonl").read_text().splitlines()]
+    assert [line["engine"] for line in lines if line["kind"] == "left out"] == ["fp8"]
+
+
+def test_what_is_left_out_is_what_training_refuses() -> None:
+    experiment, arms = toy(device="cuda", rollout_backend="triton", rollout_graphs=True)
+    quads = next(arm for arm in arms if arm.name == "quads")
+    batch = quads.rollout.model_copy(update={"rac": Rac(mask="batch")})
+    for arm in (*(a for a in arms if a.name != "quads"), quads, quads.model_copy(update={"rollout": batch})):
+        try:
+            resolve_run(experiment, arm, 0)
+            trains = True
+        except ConfigError:
+            trains = False
+        assert bool(refused([arm.rollout.mode], [arm], experiment.runtime)) != trains, arm.name
+    eager = experiment.runtime.model_copy(update={"rollout_graphs": False})
+    assert refused(["fp8", "bf16"], arms, eager) == {}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "backend", "graphs", "why"),
+    [
+        ({"device": "cpu"}, "triton", None, "needs runtime.device=cuda"),
+        ({"device": "cuda"}, None, True, "another rollout_backend than reference"),
+        ({"device": "cuda", "rollout_backend": "triton", "rollout_graphs": True}, "reference", None, "--no-graphs"),
+        ({"device": "cuda", "engine_dtype": "float32"}, "native", None, "engine_dtype is float32"),
+    ],
+)
+def test_what_training_refuses_is_refused(runtime: dict, backend: str | None, graphs: bool | None, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        chosen_runtime(toy(**runtime)[0], backend, graphs)
+
+
 def test_roofline_rows_carry_their_name(tmp_path: Path, model: Path) -> None:
     _, out, _ = bench(tmp_path, model, "--modes", "fp8,w4a4+rac", "--roofline", "H200", *SMALL)
     model_rows = [r for r in json.loads(out.read_text())["rows"] if r["backend"] == "roofline"]
@@ -192,15 +287,15 @@ def test_rounds_that_say_nothing_about_decoding_are_left_out_for_all() -> None:
     shape = Shape(2, 4, 3)
     measured = [Measurement("a", 0, shape, 1.0, 0.9, 1, 1), Measurement("b", 0, shape, 1.0, 2.0, 1, 1)]
     later = [Measurement(name, 1, shape, 1.0, 2.0, 1, 1) for name in "ab"]
-    names, backends = {"a": "fp8", "b": "bf16"}, {"a": "emulated", "b": "emulated"}
+    names = {name: {"mode": mode, "backend": "emulated"} for name, mode in (("a", "fp8"), ("b", "bf16"))}
     syncs = [Sync("a", 0, 1.0, 1, 1), Sync("a", 1, 2.0, 1, 1)]
-    rows = rollout_rows.rows(measured + later, syncs, names, backends)
+    rows = rollout_rows.rows(measured + later, syncs, names)
     assert [(r["mode"], r["phase"]) for r in rows] == [
         ("fp8", "prefill"), ("fp8", "decode"), ("fp8", "sync"), ("bf16", "prefill"), ("bf16", "decode"),
     ]  # fmt: skip
     assert rows[1]["tokens_per_s"] == pytest.approx(4.0) and rows[2]["seconds"] == 2.0
     with pytest.raises(rollout_rows.TooShortError, match="response-tokens"):
-        rollout_rows.rows(measured, [], names, backends)
+        rollout_rows.rows(measured, [], names)
 
 
 def test_modes_come_from_arms_and_unknown_ones_are_refused() -> None:
@@ -213,7 +308,16 @@ def test_modes_come_from_arms_and_unknown_ones_are_refused() -> None:
         mode_of("w8a8", arms)
 
 
+@pytest.mark.parametrize(
+    "word", ["\u00b2x1x2", "1x\u0663x2", "1x2", "1x2x3x4", "x1x2", "-1x2x3", "1x2x3\n", "9" * 5000 + "x1x2"]
+)
+def test_a_malformed_shape_is_one_error(word: str) -> None:
+    with pytest.raises(ConfigError, match="BATCHxPROMPTxRESPONSE"):
+        shape(word)
+
+
 def test_shapes_are_checked_and_combined() -> None:
+    assert shape("64x512x128") == Shape(64, 512, 128)
     assert shapes([1, 2], [8], [4, 5]) == [Shape(1, 8, 4), Shape(1, 8, 5), Shape(2, 8, 4), Shape(2, 8, 5)]
     with pytest.raises(ConfigError, match="response >= 2"):
         shapes([1], [8], [1])
@@ -222,29 +326,24 @@ def test_shapes_are_checked_and_combined() -> None:
 def test_engines_get_room_for_the_largest_shape(model: Path, tmp_path: Path) -> None:
     # K and V, 2 layers, 2 heads of 32, 2 bytes: 512 bytes a token; 64 sequences of 6 blocks of 128; a quarter more
     assert cache_mib(CONFIG, [Shape(64, 512, 128), Shape(1, 8, 4)], 2) == 30
-    experiment = load_experiment("toy", ROOT / "configs")
-    arms = load_arms(experiment, ROOT / "configs", more=True)
+    runtime, arms = Runtime(device="cuda", rollout_backend="triton"), toy()[1]
     wanted = [Shape(64, 512, 128)]
     (engine,) = engines(
-        experiment, arms, ["w4a4+rac"], wanted, model=model, masks=None, backend="triton", stock=(), graphs=False,
-        receipts=tmp_path,
+        runtime, arms, ["w4a4+rac"], wanted, model=model, masks=None, stock=(), receipts=tmp_path
     )  # fmt: skip
     assert engine.runtime["max_sequences"] == 64 and engine.max_model_len == 640
     assert engine.overrides == {"max_position_embeddings": 640}  # the checkpoint has 64
     assert engine.quantization["rac_masks"] == "sync" and engine.quantization["backend"] == "triton"
     with pytest.raises(ConfigError, match="no such file of masks"):
         engines(
-            experiment, arms, ["bf16"], wanted, model=model, masks=tmp_path / "none", backend="triton", stock=(),
-            graphs=False, receipts=tmp_path,
+            runtime, arms, ["bf16"], wanted, model=model, masks=tmp_path / "none", stock=(), receipts=tmp_path
         )  # fmt: skip
 
 
 def test_a_fleet_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
-    experiment = load_experiment("toy", ROOT / "configs")
-    arms = load_arms(experiment, ROOT / "configs", more=True)
+    shapes_ = [Shape(1, 4, 2)]
     planned = engines(
-        experiment, arms, ["fp8", "bf16"], [Shape(1, 4, 2)], model=model, masks=None, backend="reference", stock=(),
-        graphs=False, receipts=tmp_path,
+        Runtime(), toy()[1], ["fp8", "bf16"], shapes_, model=model, masks=None, stock=(), receipts=tmp_path
     )  # fmt: skip
     with Fleet((sys.executable, str(FAKE), str(tmp_path / "log"))) as fleet:
         fleet.start(planned)
@@ -276,8 +375,10 @@ def test_real_engines(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     (read,) = read_benches(out.parent, Ledger(tmp_path))
-    assert [(r.mode, r.backend, r.phase) for r in read.rows[::2]] == [
-        (mode, "emulated", phase) for mode in ("bf16", "w4a4+rac") for phase in ("prefill", "decode", "sync")
+    assert [(r.mode, r.backend, r.rollout_backend, r.rollout_graphs, r.phase) for r in read.rows[::2]] == [
+        (mode, "emulated", "reference", False, phase)
+        for mode in ("bf16", "w4a4+rac")
+        for phase in ("prefill", "decode", "sync")
     ]
     sizes = {r.mode: r.bytes for r in read.rows if r.phase == "sync"}
     # both send the same bf16 weights, RAC one byte more per channel of each of the four products of two layers

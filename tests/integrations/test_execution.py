@@ -39,17 +39,32 @@ def test_evaluation_takes_backend_and_graphs_from_the_experiment(tmp_path):
     assert engine(tmp_path, Runtime())._arguments()["enforce_eager"]
 
 
+def bench_engine(tmp_path, stock=False, **runtime):
+    return BenchEngine(
+        {"model": str(tmp_path), "quantization": {}, "mode": "bf16", "stock": stock, "overrides": {}, "max_tokens": 4,
+         "receipt": str(tmp_path / "r.json"), "max_model_len": 16, "batches": [16, 4],
+         "runtime": Runtime(device="cuda", **runtime).model_dump(mode="json")}
+    )  # fmt: skip
+
+
 def test_benchmark_engines_use_the_same_arguments(tmp_path):
-    said = {
-        "model": str(tmp_path), "quantization": {"backend": "triton"}, "mode": "bf16", "stock": False, "graphs": True,
-        "receipt": str(tmp_path / "r.json"), "runtime": Runtime(device="cuda").model_dump(mode="json"), "max_tokens": 4,
-        "max_model_len": 16, "overrides": {}, "batches": [16, 4],
-    }  # fmt: skip
-    arguments = BenchEngine(said)._arguments()
+    arguments = bench_engine(tmp_path, rollout_backend="triton", rollout_graphs=True)._arguments()
     assert arguments["compilation_config"] == execution_arguments(True, [4, 16])["compilation_config"]
     assert arguments["hf_overrides"]["quantization_config"]["backend"] == "triton"
-    eager = BenchEngine(said | {"graphs": False})._arguments()
+    eager = bench_engine(tmp_path, rollout_backend="triton")._arguments()
     assert eager["enforce_eager"] and "compilation_config" not in eager
+    fp4 = bench_engine(tmp_path, rollout_backend="native")._arguments()  # mode bf16: triton by rule
+    assert fp4["hf_overrides"]["quantization_config"]["backend"] == "triton"
+
+
+def test_a_benchmark_engine_says_what_its_receipt_says(tmp_path):
+    engine = bench_engine(tmp_path, rollout_backend="native", rollout_graphs=True)
+    engine.receipt = {"execution": {"backend": "triton", "engine_mode": "compilation NONE, CUDA graphs FULL"}}
+    assert engine.execution() == {"rollout_backend": "triton", "rollout_graphs": True}
+    engine.receipt["execution"]["engine_mode"] = "eager"
+    assert engine.execution()["rollout_graphs"] is False
+    stock = bench_engine(tmp_path, stock=True, rollout_backend="triton", rollout_graphs=True)
+    assert stock.execution() == {"rollout_backend": "vllm", "rollout_graphs": True}
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,28 @@ def test_two_trainings_fit_one_machine(finished: Box) -> None:
     assert asked and max(asked) * 2 <= int(limits["job_gib"])
     assert int(profile["cores"]) >= 2
     assert Path(finished.folder / "slurm").resolve().name == "slurm"
+
+
+BENCH = """
+import sys
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+for suffix in (".md", ".details.jsonl", ".json"):
+    out.with_suffix(suffix).write_text("{}")
+Path("calls.txt").open("a").write(" ".join(sys.argv[1:]) + chr(10))
+"""
+
+
+def test_the_throughput_is_of_the_experiments_backend_and_measured_again_for_another(finished: Box) -> None:
+    (finished.folder / "quads/bench/rollout.py").write_text(BENCH)
+    runtime = {"device": "cuda", "rollout_backend": "triton"}
+    finished.edit("smoke.yaml", runtime=runtime)
+    finished.run("bench_smoke")
+    call = finished.executed()[-1]
+    # The stage takes what the experiment says; a word here would come before it.
+    assert "--experiment configs/smoke.yaml" in call and "--backend" not in call and "--graphs" not in call
+    finished.edit("smoke.yaml", runtime=runtime | {"memory_gib": 2})
+    assert finished.count("bench_smoke") == {}
+    for other in ({"rollout_backend": "native"}, {"rollout_graphs": True}):
+        finished.edit("smoke.yaml", runtime=runtime | other)
+        assert finished.count("bench_smoke") == {"bench_rollout": 1}

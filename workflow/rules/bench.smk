@@ -2,6 +2,9 @@
 
 snakemake bench_toy    with the shapes of configs/toy.yaml (any experiment: bench_NAME)
 
+Backend and CUDA graphs are the experiment's (runtime.rollout_backend, rollout_graphs), as in its training; every row
+says which served it. Others: run the stage by hand with --backend and --graphs or --no-graphs, into a file of its own.
+
 Give it the machine to itself. The report takes in every results/<experiment>/throughput/*.json, so files measured on
 other machines are put there under other names: rollout.json is made again when the benchmark's code changes.
 """
@@ -38,6 +41,9 @@ rule bench_rollout:
         slurm_account=account,
     params:
         code=code_hash("quads.bench.rollout", "quads.integrations.vllm"),
+        # The stage reads them from the experiment; here they are a reason to measure again.
+        backend=lambda wildcards: experiment_of(wildcards).runtime.rollout_backend,
+        graphs=lambda wildcards: experiment_of(wildcards).runtime.rollout_graphs,
         model=lambda wildcards, input: Path(input.model).parent,
         experiment=config_file,
     shell:

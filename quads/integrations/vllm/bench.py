@@ -2,7 +2,8 @@
 """One engine of the rollout benchmark in a process of its own: JSON lines in, JSON lines out.
 
     python -m quads.integrations.vllm.bench
-    <- the engine's description (quads.bench.rollout_plan.Engine)    -> {"seconds", "backend", "memory_bytes", ...}
+    <- the engine's description (quads.bench.rollout_plan.Engine)    -> {"seconds", "memory_bytes", "backend",
+                                                                         "rollout_backend", "rollout_graphs"}
     <- {"do": "generate", "batch", "prompt", "response", "seed"}     -> {"seconds", "memory_bytes"}
     <- {"do": "sync"}                                                -> {"seconds", "bytes", "memory_bytes"}
     -> {"error": text} instead when something fails; the end of the input ends the process
@@ -41,12 +42,6 @@ log = logging.getLogger(__name__)
 _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
-def _runtime(said: dict[str, Any]) -> Runtime:
-    """The experiment's, with the benchmark's own backend and graphs; the plugin refuses what cannot run."""
-    own = {"rollout_backend": said["quantization"].get("backend", "reference"), "rollout_graphs": said["graphs"]}
-    return Runtime(**said["runtime"]).model_copy(update=own)
-
-
 class BenchEngine(Engine):
     """An engine that is timed; `said` is its description as plain values."""
 
@@ -58,7 +53,7 @@ class BenchEngine(Engine):
             said["quantization"],
             mode=said["mode"],
             receipt=Path(said["receipt"]),
-            runtime=_runtime(said),
+            runtime=Runtime(**said["runtime"]),
             sampling=Evaluation(),
             max_tokens=said["max_tokens"],
             max_model_len=said["max_model_len"],
@@ -89,6 +84,13 @@ class BenchEngine(Engine):
     def backend(self) -> str:
         """What multiplies, by the receipt."""
         return "native (vLLM)" if self.said["stock"] else str(self.receipt["backend"])
+
+    def execution(self) -> dict[str, Any]:
+        """Backend and graphs, by the receipt."""
+        if self.said["stock"]:  # no receipt: these are vLLM's arguments
+            return {"rollout_backend": "vllm", "rollout_graphs": self.runtime.rollout_graphs}
+        found = self.receipt["execution"]
+        return {"rollout_backend": found["backend"], "rollout_graphs": found["engine_mode"] != "eager"}
 
     def run(self, batch: int, prompt: int, response: int, seed: int) -> dict[str, Any]:
         """Time `batch` requests that are handed over at once."""
@@ -173,7 +175,8 @@ def _ready(engine: BenchEngine, began: float) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     if not engine.said["stock"]:
         engine.sync()  # static masks have to arrive before the first request
-    return {"seconds": seconds, "backend": engine.backend, "memory_bytes": engine._memory()}
+    said = {"seconds": seconds, "backend": engine.backend, "memory_bytes": engine._memory()}
+    return said | engine.execution()
 
 
 def _serve(engine: BenchEngine, requests: TextIO, answers: TextIO) -> None:
