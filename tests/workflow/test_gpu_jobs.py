@@ -102,7 +102,7 @@ def test_plan_keeps_the_order_of_preference(tmp_path):
 def test_unknown_words_are_refused(tmp_path):
     with pytest.raises(SystemExit, match="toy_gpu has no"):
         gpu_jobs.plan(["toy_gpu:nothing"], False, tmp_path)
-    with pytest.raises(SystemExit, match=r"\[9\]"):
+    with pytest.raises(SystemExit, match=r"\['9'\]"):
         gpu_jobs.plan(["toy_gpu:bf16:9"], False, tmp_path)
 
 
@@ -191,22 +191,91 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
         ("{", "no list of jobs"),
         ("{}", "need a JSON list"),
         ("[1]", "need a JSON list"),
-        ('[{"name": "a", "command": ["true"]}]', "target=None"),
-        ('[{"name": "a/b", "command": ["true"], "target": "x"}]', "name='a/b'"),
+        ('[{"name": "a", "command": ["true"]}]', "job 1 \\('a'\\) lacks target; every job has name, command, target"),
+        ('[{"name": "a/b", "command": ["true"], "target": "x"}]', "name='a/b' has to be a text without /"),
         ('[{"name": "a", "command": ["true"], "target": "x", "gpus": "two"}]', "gpus='two'"),
-        ('[{"name": "a", "command": ["true"], "target": "x", "share": 1.5}]', "share=1.5"),
+        ('[{"name": "a", "command": ["true"], "target": "x", "share": 1.5}]', "share=1.5 has to be a number above 0"),
+        ('[{"name": "a", "command": "true", "target": "x"}]', "command='true' has to be a list"),
+        ('[{"name": "a", "command": ["true"], "target": "x", "limit": NaN}]', "limit=nan"),
+        ('[{"name": "\\ud800", "command": ["true"], "target": "x"}]', "name="),
+        (None, "No such file"),
     ],
 )
 def test_a_bad_list_of_jobs_is_named(tmp_path, text, why):
-    (tmp_path / "jobs.json").write_text(text)
+    if text is not None:
+        (tmp_path / "jobs.json").write_text(text)
     with pytest.raises(SystemExit, match=why):
         gpu_plan.more_jobs(tmp_path / "jobs.json", tmp_path)
 
 
-def test_a_program_that_does_not_exist_fails_its_job_alone(tmp_path):
-    broken, fine = Job("broken", ["/no/such/program"], tmp_path / "x"), job(tmp_path, "fine")
+@pytest.mark.parametrize("words", [["/no/such/program"], ["echo", "\0"]])
+def test_a_program_that_does_not_exist_fails_its_job_alone(tmp_path, words):
+    broken, fine = Job("broken", words, tmp_path / "x"), job(tmp_path, "fine")
     assert schedule(tmp_path, [broken, fine]) == ["fine"]
     assert (broken.status, fine.status) == ("failed", "done")
+
+
+def call(monkeypatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu_jobs.py", *map(str, words)])
+    return gpu_jobs.main()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["wait", "--seconds", 1, "--out", "{}/out"], "no scheduler was started here"),
+        (["stop"], "no scheduler was started here"),
+        (["start"], "nothing to do"),
+        (["start", "nothing"], "unknown experiment 'nothing'"),
+        (["start", "toy_gpu:bf16:x"], r"toy_gpu has no \['x'\]"),
+        (["start", "toy_gpu:bf16:0:1"], "give EXPERIMENT"),
+        (["start", "--jobs", "{}/none.json"], "No such file"),
+    ],
+)
+def test_words_that_cannot_be_followed_are_one_line(tmp_path, monkeypatch, words, why):
+    with pytest.raises(SystemExit, match=why):
+        call(monkeypatch, tmp_path / "root", *(str(word).format(tmp_path) for word in words))
+    assert not (tmp_path / "root").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "x"])
+def test_seconds_that_are_none_are_refused(tmp_path, monkeypatch, capsys, seconds):
+    with pytest.raises(SystemExit) as caught:
+        call(monkeypatch, tmp_path, "wait", f"--seconds={seconds}", "--out", tmp_path / "out")
+    assert caught.value.code == 2 and "is no number of seconds" in capsys.readouterr().err
+
+
+def test_folders_that_cannot_be_used_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    listed = tmp_path / "jobs.json"
+    listed.write_text('[{"name": "a", "command": ["true"], "target": "x"}]')
+    with pytest.raises(SystemExit, match=r"gpu_jobs\.py start: .*Not a directory"):
+        call(monkeypatch, tmp_path / "file", "start", "--jobs", listed)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "scheduler.pid").write_text("no number")
+    with pytest.raises(SystemExit, match=r"gpu_jobs\.py wait: .*exists"):
+        call(monkeypatch, tmp_path, "wait", "--seconds", 1, "--out", tmp_path / "file")
+
+
+def test_a_scheduler_that_ended_before_it_said_anything(tmp_path, monkeypatch, capsys):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "scheduler.pid").write_text("no number")
+    (tmp_path / "log" / "machine.csv").touch()  # opened, not yet written
+    assert call(monkeypatch, tmp_path, "wait", "--seconds", 1, "--out", tmp_path / "out") == 1
+    assert "scheduler.log: it did not get so far" in capsys.readouterr().out
+    assert call(monkeypatch, tmp_path, "stop") == 0 and "has ended already" in capsys.readouterr().out
+
+
+def test_unfinished_and_damaged_results_are_shown_as_such(tmp_path):
+    for name, result in (("a-seed0-x", None), ("b-seed0-x", "{")):
+        run = tmp_path / "results" / "toy" / "train" / name
+        run.mkdir(parents=True)
+        (run / "history.jsonl").write_text('{"reward": 1, "gap_mean": null, "seconds": 2.0}\n{"reward": 1, "gap')
+        if result is not None:
+            (run / "result.json").write_text(result)
+    rows = [line.split() for line in gpu_results.table(tmp_path).splitlines()[1:]]
+    assert rows == [[f"toy/{name}", "1", "-", "-", "-", "-", "-", "2.00", "-"] for name in ("a-seed0-x", "b-seed0-x")]
+    assert "a-seed0:0" in gpu_results.progress(tmp_path)
 
 
 def test_the_whole_checkpoint_is_trained_where_all_layers_are_asked_for(tmp_path):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -104,7 +105,7 @@ class Scheduler:
                     job.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                     env=None if self.gpus == 1 else os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
                 )  # fmt: skip
-        except OSError as error:  # no such program: the job's fault, not the scheduler's
+        except (OSError, ValueError) as error:  # no such program, no such word: the job's fault, not the scheduler's
             job.status = "failed"
             self.note(f"FAILED {job.name}: {error}")
             return
@@ -201,11 +202,18 @@ def end(process: subprocess.Popen) -> None:
 
 def alive(root: Path) -> int | None:
     """Pid of the scheduler of this ROOT, if it runs."""
-    file = root / "log" / "scheduler.pid"
-    pid = int(file.read_text()) if file.exists() else None
-    if pid is None or not Path(f"/proc/{pid}").exists():
+    try:
+        pid = int((root / "log" / "scheduler.pid").read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):  # never started, ended, or a file that is no scheduler's
         return None
-    return pid if b"gpu_jobs" in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+    return pid if b"gpu_jobs" in words else None
+
+
+def check_started(root: Path) -> None:
+    """SystemExit where no scheduler was ever started."""
+    if not (root / "log" / "scheduler.pid").exists():
+        sys.exit(f"{root}: no scheduler was started here; give the ROOT of a `start`, or start one first")
 
 
 def start(root: Path, args: argparse.Namespace) -> None:
@@ -213,6 +221,8 @@ def start(root: Path, args: argparse.Namespace) -> None:
     if alive(root):
         sys.exit("a scheduler is running already: wait for it, or stop it")
     jobs = plan(args.runs, args.parity, root, args.jobs)
+    if not jobs:
+        sys.exit("nothing to do: name an EXPERIMENT, or give --parity or --jobs FILE.json with a job in it")
     (root / "log").mkdir(parents=True, exist_ok=True)
     words = [
         *args.runs,
@@ -238,7 +248,9 @@ def start(root: Path, args: argparse.Namespace) -> None:
 
 
 def wait(root: Path, seconds: float, out: Path) -> int:
-    """Print the scheduler's lines until it ends or the time is over; pack; 0 when every job is done."""
+    """Print the scheduler's lines until it ends or the time is over; pack; 0 when every job is done, 3 when not."""
+    check_started(root)
+    out.mkdir(parents=True, exist_ok=True)  # a wrong --out is refused now, not after the wait
     begin, shown = time.time(), 0
     log = root / "log" / "scheduler.log"
     beat = begin
@@ -257,10 +269,22 @@ def wait(root: Path, seconds: float, out: Path) -> int:
     print(progress(root))
     pack(root, out)
     print(table(root))
-    jobs = json.loads((root / "log" / "state.json").read_text())["jobs"]
+    jobs = states(root)
+    if jobs is None:
+        print(f"no list of jobs in {root}/log/state.json {'yet' if running else f'; see {log}: it did not get so far'}")
+        return 3 if running else 1
     waits = [job["name"] for job in jobs if job["status"] != "done"]
     print(f"{len(jobs) - len(waits)} of {len(jobs)} jobs done, scheduler {'runs on' if running else 'has ended'}")
     return 0 if not waits else 3
+
+
+def states(root: Path) -> list[dict] | None:
+    """What the scheduler says of its jobs, None where it has not (it writes the file whole, after its start)."""
+    try:
+        jobs = json.loads((root / "log" / "state.json").read_text())["jobs"]
+        return [{key: job[key] for key in ("name", "status")} for job in jobs]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _positive(text: str) -> int:
@@ -269,8 +293,29 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:  # nan as well: nothing is later than it
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
 def main() -> int:
-    """Parse and do."""
+    """Parse and do; a file or folder that cannot be used is one line."""
+    args = _parser().parse_args()
+    root: Path = args.root.resolve()
+    try:
+        return act(root, args)
+    except OSError as error:
+        if args.do == "schedule":  # its log is where one looks for the place
+            raise
+        sys.exit(f"gpu_jobs.py {args.do}: {error}")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     commands = parser.add_subparsers(dest="do", required=True)
@@ -279,15 +324,18 @@ def main() -> int:
         sub.add_argument("runs", nargs="*", help="EXPERIMENT[:ARM,...[:SEED,...]]")
         sub.add_argument("--parity", action="store_true", help="the GPU parity tests beside the runs")
         sub.add_argument("--slots", type=_positive, default=12)
-        sub.add_argument("--seconds", type=float, default=3600.0)
+        sub.add_argument("--seconds", type=_seconds, default=3600.0)
         sub.add_argument("--gpus", type=_positive, default=1)
         sub.add_argument("--jobs", type=Path)
     sub = commands.add_parser("wait")
-    sub.add_argument("--seconds", type=float, required=True)
+    sub.add_argument("--seconds", type=_seconds, required=True)
     sub.add_argument("--out", type=Path, required=True)
     commands.add_parser("stop")
-    args = parser.parse_args()
-    root: Path = args.root.resolve()
+    return parser
+
+
+def act(root: Path, args: argparse.Namespace) -> int:
+    """One of the words; the exit code."""
     if args.do == "start":
         start(root, args)
     elif args.do == "schedule":
@@ -296,13 +344,19 @@ def main() -> int:
         return wait(root, args.seconds, args.out)
     elif pid := alive(root):
         stop(pid)
+    else:
+        check_started(root)
+        print("the scheduler has ended already")
     return 0
 
 
 def stop(pid: int) -> None:
     """End the scheduler first, so that it starts nothing new, then its jobs."""
     jobs = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and parent(int(p.name)) == pid]
-    os.kill(pid, signal.SIGKILL)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has just ended; its jobs may not have
     for number in (signal.SIGTERM, signal.SIGKILL):
         for job in jobs:
             try:

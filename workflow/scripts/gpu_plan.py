@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quads import paths
-from quads.config import Experiment, Run, load_arms, load_experiment, resolve_run
+from quads.config import ConfigError, Experiment, Run, load_arms, load_experiment, resolve_run
 
 TRAIN_S = 3600.0  # a training that has not ended by then hangs
 
@@ -44,15 +46,21 @@ def stage(name: str, **options: object) -> list[str]:
 
 
 def selected(word: str) -> tuple[Experiment, list[Run]]:
-    """EXPERIMENT[:ARM,...[:SEED,...]] -> its runs, seed by seed. Raises SystemExit for an arm or seed it lacks."""
+    """EXPERIMENT[:ARM,...[:SEED,...]] -> its runs, seed by seed. Raises SystemExit naming what it cannot be."""
+    if word.count(":") > 2:
+        sys.exit(f"{word}: give EXPERIMENT[:ARM,...[:SEED,...]]")
     name, arms, seeds = [*word.split(":"), "", ""][:3]
-    experiment = load_experiment(name)
-    known = {arm.name: arm for arm in load_arms(experiment, more=True)}
-    wanted = arms.split(",") if arms else list(known)
-    numbers = [int(s) for s in seeds.split(",")] if seeds else list(experiment.seeds)
-    if unknown := [a for a in wanted if a not in known] + [s for s in numbers if s not in experiment.seeds]:
-        sys.exit(f"{name} has no {unknown}; arms {list(known)}, seeds {list(experiment.seeds)}")
-    return experiment, [resolve_run(experiment, known[arm], seed) for seed in numbers for arm in wanted]
+    try:
+        experiment = load_experiment(name)
+        known = {arm.name: arm for arm in load_arms(experiment, more=True)}
+        numbered = {str(seed): seed for seed in experiment.seeds}
+        wanted = arms.split(",") if arms else list(known)
+        numbers = seeds.split(",") if seeds else list(numbered)
+        if unknown := [a for a in wanted if a not in known] + [s for s in numbers if s not in numbered]:
+            sys.exit(f"{name} has no {unknown}; arms {list(known)}, seeds {list(experiment.seeds)}")
+        return experiment, [resolve_run(experiment, known[arm], numbered[s]) for s in numbers for arm in wanted]
+    except ConfigError as error:
+        sys.exit(f"{word}: {error}")
 
 
 def shared_jobs(experiment: Experiment, results: Path) -> list[Job]:
@@ -92,19 +100,19 @@ def run_jobs(experiment: Experiment, run: Run, results: Path) -> list[Job]:
     ]
 
 
-def _texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+def _path(value: object) -> bool:
+    return isinstance(value, str) and value != "" and value.isprintable()
 
 
-# Keys of a job in a file, and what their values have to be.
-KEYS = {
-    "name": lambda v: isinstance(v, str) and v != "" and "/" not in v,
-    "command": lambda v: _texts(v) and v != [],
-    "target": lambda v: isinstance(v, str) and v != "",
-    "needs": _texts,
-    "gpus": lambda v: type(v) is int and v >= 0,
-    "share": lambda v: isinstance(v, int | float) and 0 < v <= 1,
-    "limit": lambda v: isinstance(v, int | float) and v > 0,
+# Keys of a job in a file, how their values are checked, and what they have to be.
+KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda v: _path(v) and "/" not in v, "a text without /"),
+    "command": (lambda v: isinstance(v, list) and v != [] and all(isinstance(w, str) for w in v), "a list of words"),
+    "target": (_path, "a path"),
+    "needs": (lambda v: isinstance(v, list) and all(map(_path, v)), "a list of paths"),
+    "gpus": (lambda v: type(v) is int and v >= 0, "a whole number from 0"),
+    "share": (lambda v: type(v) in (int, float) and 0 < v <= 1, "a number above 0, up to 1"),
+    "limit": (lambda v: type(v) in (int, float) and v > 0, "a number of seconds above 0"),
 }
 NEEDED = ("name", "command", "target")
 
@@ -116,15 +124,19 @@ def more_jobs(path: Path | None, root: Path) -> list[Job]:
     try:
         listed = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"{path}: no list of jobs: {error}")
+        sys.exit(f"{path}: no list of jobs: {error}; workflow/scripts/real_size.py writes one")
     if not isinstance(listed, list) or not all(isinstance(said, dict) for said in listed):
         sys.exit(f"{path}: need a JSON list of objects with keys {', '.join(KEYS)}")
     found = []
-    for said in listed:
+    for number, said in enumerate(listed, 1):
+        which = f"{path}: job {number} ({said.get('name')!r})"
         if unknown := sorted(set(said) - set(KEYS)):
-            sys.exit(f"{path}: job {said.get('name')} has unknown {unknown}; known: {', '.join(KEYS)}")
-        if wrong := [key for key, check in KEYS.items() if (key in said or key in NEEDED) and not check(said.get(key))]:
-            sys.exit(f"{path}: job {said.get('name')}: {wrong[0]}={said.get(wrong[0])!r} is not what it should be")
+            sys.exit(f"{which} has unknown {unknown}; known: {', '.join(KEYS)}")
+        if absent := [key for key in NEEDED if key not in said]:
+            sys.exit(f"{which} lacks {', '.join(absent)}; every job has {', '.join(NEEDED)}")
+        for key, (check, words) in KEYS.items():
+            if key in said and not check(said[key]):
+                sys.exit(f"{which}: {key}={said[key]!r} has to be {words}")
         places = {"target": root / said["target"], "needs": tuple(root / need for need in said.get("needs", ()))}
         found.append(Job(**{**said, **places}))
     return found

@@ -12,11 +12,29 @@ import io
 import json
 import tarfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 PACKED = ("run.json", "result.json", "history.jsonl", "receipt.json", "surgery.json", "delta_weight.json")
 LOG_TAIL = 30_000  # bytes
 SMALL = 2_000_000
+
+
+def lines(path: Path) -> list[str]:
+    """Whole lines: a writer may be in the middle of the last one. [] without the file."""
+    return path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
+
+
+def objects(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Those texts that are JSON objects."""
+    found = []
+    for text in texts:
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            continue
+    return [one for one in found if isinstance(one, dict)]
 
 
 def progress(root: Path) -> str:
@@ -24,10 +42,8 @@ def progress(root: Path) -> str:
     steps = []
     for history in sorted(root.glob("results/*/train/*/history.jsonl")):
         if not history.with_name("result.json").exists():
-            lines = history.read_text().splitlines()
-            steps.append(f"{history.parent.name.rsplit('-', 1)[0]}:{max(len(lines) - 1, 0)}")
-    machine = root / "log" / "machine.csv"
-    last = machine.read_text().splitlines()[-1] if machine.exists() else ""
+            steps.append(f"{history.parent.name.rsplit('-', 1)[0]}:{max(len(lines(history)) - 1, 0)}")
+    last = (lines(root / "log" / "machine.csv") or [""])[-1]
     return f"{time.strftime('%H:%M:%S')} steps {' '.join(steps) or '-'} | s,jobs,gpu%,gpuMiB,hostMiB,load {last}"
 
 
@@ -55,23 +71,44 @@ def pack(root: Path, out: Path) -> None:
 
 
 def table(root: Path) -> str:
-    """One line per run: accuracy before and after, pass@1 in both engines, gap, step time."""
+    """One line per run: accuracy before and after, pass@1 in both engines, gap, step time; - where it is not known."""
     row = "{:48} {:>5} {:>5} {:>5} {:>5} {:>5} {:>7} {:>6} {:>4}".format
-    lines = [row("run", "steps", "acc0", "accN", "own", "bf16", "gap", "s/step", "dW")]
-    for folder in sorted(root.glob("results/*/train/*")):
-        history = folder / "history.jsonl"
-        rows = [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
-        trained = [r for r in rows if "reward" in r]
-        accuracy = [r["eval_accuracy"] for r in rows if "eval_accuracy" in r]
-        engines: dict = {}
-        for result in folder.parents[1].glob(f"eval/{folder.name}-*/result.json"):
-            engines = json.loads(result.read_text())["engines"]
-        result = folder / "result.json"
-        different = json.loads(result.read_text())["delta_weight"]["different"] if result.exists() else "-"
-        passed = [f"{engines[e]['pass_at_1']:.3f}" if e in engines else "-" for e in ("own", "bf16")]
-        gap = f"{sum(r['gap_mean'] for r in trained[-10:]) / len(trained[-10:]):.4f}" if trained else "-"
-        pace = f"{sorted(r['seconds'] for r in trained)[len(trained) // 2]:.2f}" if trained else "-"
-        ends = [f"{accuracy[i]:.3f}" if len(accuracy) > j else "-" for i, j in ((0, 0), (-1, 1))]
-        name = f"{folder.parents[1].name}/{folder.name}"
-        lines.append(row(name, len(trained), *ends, *passed, gap, pace, different))
-    return "\n".join(lines)
+    head = row("run", "steps", "acc0", "accN", "own", "bf16", "gap", "s/step", "dW")
+    return "\n".join([head, *(row(*cells(folder)) for folder in sorted(root.glob("results/*/train/*")))])
+
+
+def cells(folder: Path) -> list[str]:
+    """The line of one training folder."""
+    rows = objects(lines(folder / "history.jsonl"))
+    trained = [r for r in rows if "reward" in r]
+    accuracy = numbers(rows, "eval_accuracy")
+    results = sorted(folder.parents[1].glob(f"eval/{folder.name}-*/result.json"))
+    evaluated = [said["engines"] for said in map(result, results) if "engines" in said]
+    engines = evaluated[-1] if evaluated else {}
+    passed = [cell(engines.get(engine, {}).get("pass_at_1"), ".3f") for engine in ("own", "bf16")]
+    gaps, pace = numbers(trained[-10:], "gap_mean"), sorted(numbers(trained, "seconds"))
+    ends = [cell(accuracy[i], ".3f") if len(accuracy) > j else "-" for i, j in ((0, 0), (-1, 1))]
+    return [
+        f"{folder.parents[1].name}/{folder.name}",
+        str(len(trained)),
+        *ends,
+        *passed,
+        cell(sum(gaps) / len(gaps) if gaps else None, ".4f"),
+        cell(pace[len(pace) // 2] if pace else None, ".2f"),
+        cell((result(folder / "result.json").get("delta_weight") or {}).get("different"), ""),
+    ]
+
+
+def result(path: Path) -> dict[str, Any]:
+    """The JSON object of a result file, {} where there is none that is whole."""
+    return next(iter(objects([path.read_text(errors="replace")] if path.is_file() else [])), {})
+
+
+def numbers(rows: Iterable[dict[str, Any]], key: str) -> list[float]:
+    """The values that are there; a step that went wrong has null."""
+    return [r[key] for r in rows if r.get(key) is not None]
+
+
+def cell(value: float | None, form: str) -> str:
+    """A number, or -."""
+    return "-" if value is None else format(value, form)

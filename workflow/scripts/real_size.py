@@ -108,8 +108,11 @@ def main() -> None:
         )
     jobs = plan(root, models, args.gpus, args.layers, args.train_layers)
     prompts = [{"prompt": f"^{i % 10}+{i // 10}*2-7+{i % 7}*3="} for i in range(16)]
-    (root / PROMPTS).parent.mkdir(parents=True, exist_ok=True)
-    (root / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    try:
+        (root / PROMPTS).parent.mkdir(parents=True, exist_ok=True)
+        (root / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    except OSError as error:
+        parser.error(f"root {root} cannot be written to: {error}")
     if args.only:
         names = [job["name"] for job in jobs]
         jobs = [job for job in jobs if job["name"].startswith(tuple(args.only))]

@@ -11,16 +11,25 @@ import os
 import sys
 from pathlib import Path
 
-from quads.config import load_experiment
+from quads.config import ConfigError, load_experiment
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 2**16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 1 to {2**16 - 1}")
+    return int(text)
 
 
 def main() -> None:
     """Replace this process by the server."""
     parser = argparse.ArgumentParser(description="MLflow's page")
     parser.add_argument("--experiment", type=Path, default=Path("configs/toy.yaml"), help="configs/NAME.yaml")
-    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--port", type=_port, default=5000)
     arguments = parser.parse_args()
-    tracking = load_experiment(arguments.experiment.stem, arguments.experiment.parent).tracking
+    try:
+        tracking = load_experiment(arguments.experiment.stem, arguments.experiment.parent).tracking
+    except ConfigError as error:
+        sys.exit(str(error))
     if tracking.uri.startswith("http"):
         sys.exit(f"The experiments log to a server that has its own page: {tracking.uri}")
     database = Path(tracking.uri.removeprefix("sqlite:///"))
@@ -30,7 +39,10 @@ def main() -> None:
         f"MLflow on http://127.0.0.1:{arguments.port} (Ctrl-C ends it); experiment {tracking.experiment!r}", flush=True
     )
     command = ["mlflow", "server", "--backend-store-uri", tracking.uri, "--host", "127.0.0.1", "--workers", "1"]
-    os.execvp(command[0], [*command, "--port", str(arguments.port)])
+    try:
+        os.execvp(command[0], [*command, "--port", str(arguments.port)])
+    except FileNotFoundError:
+        sys.exit("There is no program mlflow on PATH; activate the environment that `make env` made.")
 
 
 if __name__ == "__main__":
