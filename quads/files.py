@@ -1,7 +1,7 @@
 """Result files: written atomically, read with a clear error that says how to rebuild them.
 
     write_*   temporary file beside the target, fsync, os.replace: a reader sees the old file or the whole new one.
-    read_*    ResultFileError(path, what is wrong, which command rebuilds it); never a half-parsed value.
+    read_*    ResultFileError(path, what is wrong, how to rebuild it); never a half-parsed value.
     *.jsonl   one JSON object per line, appended and flushed; a writer killed by SIGKILL can leave one torn last line,
               which `read_jsonl` drops and `append_jsonl` cuts off before it continues. Damage elsewhere is an error.
 
@@ -30,12 +30,35 @@ class ResultFileError(ValueError):
 
 
 def rebuild_command(path: Path) -> str:
-    """Shell command that makes Snakemake rebuild `path` and what depends on it, and nothing else."""
-    return f"snakemake --forcerun {path} -- {path}"
+    """Shell command that makes Snakemake rebuild `path` and what depends on it, and nothing else.
+
+    Rules only make files below results/ of the working folder; for any other path, such as one that a stage was given
+    by hand, it is words.
+    """
+    here = os.path.relpath(path)
+    if Path(here).parts[:1] == ("results",):
+        return f"snakemake --forcerun {here} -- {here}"
+    return "the stage that writes it, or give another folder (it is not below results/ here, so no rule makes it)"
 
 
-def _error(path: Path, kind: str, problem: str, target: Path | None = None) -> ResultFileError:
-    return ResultFileError(f"{kind} {path}: {problem}. Rebuild it with: {rebuild_command(target or path)}")
+def require_writable(path: Path) -> None:
+    """Make the folder of an output file before the work begins; ResultFileError where it could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ResultFileError(f"{path} cannot be written: {error}; give another place") from None
+    if path.is_dir():
+        raise ResultFileError(f"{path} cannot be written: it is a folder; give the name of a file")
+
+
+def _error(
+    path: Path, kind: str, problem: str, target: Path | None = None, advice: str | None = None
+) -> ResultFileError:
+    return ResultFileError(
+        f"{kind} {path}: {problem}. {advice or f'Rebuild it with: {rebuild_command(target or path)}'}"
+    )
 
 
 @contextmanager
@@ -96,32 +119,55 @@ def write_json_atomic(path: str | Path, obj: Any) -> Path:
 
 
 def read_result(
-    path: str | Path, kind: str, required: Sequence[str] = (), *, target: str | Path | None = None
+    path: str | Path,
+    kind: str,
+    required: Sequence[str] = (),
+    *,
+    target: str | Path | None = None,
+    advice: str | None = None,
 ) -> dict[str, Any]:
     """The JSON object in `path`, which must hold the `required` keys.
 
     `kind` names the file in messages ("training result"). `target` is the rule output to rebuild when it is not
-    `path` itself (a side file). Raises ResultFileError.
+    `path` itself (a side file), `advice` what to do about a file that no stage writes. Raises ResultFileError.
     """
     path = Path(path)
     goal = Path(target) if target is not None else None
+
+    def wrong(problem: str) -> ResultFileError:
+        return _error(path, kind, problem, goal, advice)
+
     if not path.is_file():
-        raise _error(path, kind, "missing", goal)
+        raise wrong("missing")
     text = path.read_text(encoding="utf-8", errors="replace")
     if not text.strip():
-        raise _error(path, kind, "empty (0 bytes of JSON), probably cut off while it was written", goal)
+        raise wrong("empty (0 bytes of JSON), probably cut off while it was written")
     try:
         loaded = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno} of {len(text)} characters"
-        raise _error(path, kind, f"truncated or damaged, not valid JSON at {where} ({error.msg})", goal) from None
+        raise wrong(f"truncated or damaged, not valid JSON at {where} ({error.msg})") from None
     if not isinstance(loaded, dict):
-        raise _error(path, kind, f"expected a JSON object, got {type(loaded).__name__}", goal)
+        raise wrong(f"expected a JSON object, got {type(loaded).__name__}")
     absent = [key for key in required if key not in loaded]
     if absent:
         has = ", ".join(sorted(loaded)) or "none"
-        raise _error(path, kind, f"lacks the key(s) {', '.join(absent)}; it has: {has}", goal)
+        raise wrong(f"lacks the key(s) {', '.join(absent)}; it has: {has}")
     return loaded
+
+
+def read_checkpoint_config(model: Path, sizes: Sequence[str]) -> dict[str, Any]:
+    """config.json of the Hugging Face checkpoint that a stage was given, with whole numbers from 1 under `sizes`.
+
+    Raises ResultFileError. No rule makes such a folder again, so the message asks for another one.
+    """
+    advice = f"Give the folder of a Hugging Face checkpoint instead of {model}"
+    path = model / "config.json"
+    config = read_result(path, "checkpoint configuration", sizes, advice=advice)
+    for key in sizes:
+        if type(config[key]) is not int or config[key] < 1:
+            raise ResultFileError(f"{path}: {key} is {config[key]!r}, expected a whole number from 1. {advice}")
+    return config
 
 
 def append_jsonl(path: str | Path, obj: dict[str, Any]) -> None:

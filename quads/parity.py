@@ -31,7 +31,7 @@ from typing import Any, get_args
 from quads import provenance
 from quads.config import Arm, ConfigError, Experiment, Runtime, load_arm, load_experiment
 from quads.config.run import not_capturable
-from quads.files import ResultFileError, read_result, write_json_atomic
+from quads.files import ResultFileError, read_checkpoint_config, require_writable, write_json_atomic
 from quads.integrations.vllm.execution import serving_backend
 from quads.integrations.vllm.generate import EngineError, prepare_environment
 from quads.lifeline import watch_parents
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigError, ResultFileError, EngineError) as error:
         log.error("%s", error)
         return 1
-    except (RuntimeError, ValueError):  # the plugin's refusals and its start-up check, among them
+    except (RuntimeError, ValueError, OSError):  # the start-up check and vLLM's own errors, among them
         log.exception("an engine failed")
         return 1
     write_json_atomic(args.out, report)
@@ -86,17 +86,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> dict[str, Any]:
     """The report. Raises ConfigError, ResultFileError, EngineError, and RuntimeError of the engine's own checks."""
-    config = read_result(args.model / "config.json", "checkpoint configuration", ("vocab_size",))
+    config = read_checkpoint_config(args.model, ("vocab_size",))
     runtime = chosen_runtime(experiment, arm, args)
-    if args.prompts < 1:
-        raise ConfigError(f"--prompts {args.prompts}: at least one is needed")
-    sizes = {
-        "prompts": args.prompts,
-        "prompt_tokens": args.prompt_tokens or experiment.grpo.max_prompt_tokens,
-        "response_tokens": args.response_tokens or experiment.grpo.max_response_tokens,
-        "seed": args.seed,
-    }
+    sizes = chosen_sizes(experiment, args)
+    if not any(args.model.glob("*.safetensors")):
+        raise ConfigError(f"{args.model} holds no .safetensors file: give the folder of a Hugging Face checkpoint")
+    if args.masks is not None and not args.masks.is_file():
+        raise ConfigError(f"--masks {args.masks}: no such file; leave it away for random ones")
+    require_writable(args.out)
     prepare_environment(runtime)
+    check_backend(runtime, arm)
     found = engines(arm, runtime, args, sizes, config["vocab_size"])
     report = compare(found["reference"], found["backend"])
     limits = {"mean": args.mean_limit, "margin": args.margin_limit}
@@ -119,6 +118,38 @@ def run(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> dict[str,
         "versions": provenance.versions(*PACKAGES),
         "commit": provenance.commit(),
     }
+
+
+def chosen_sizes(experiment: Experiment, args: argparse.Namespace) -> dict[str, int]:
+    """How many prompts and tokens of each, and their seed. Raises ConfigError."""
+    given = {"prompt_tokens": args.prompt_tokens, "response_tokens": args.response_tokens}
+    sizes = {
+        "prompts": args.prompts,
+        **{k: getattr(experiment.grpo, f"max_{k}") if v is None else v for k, v in given.items()},
+    }
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least one is needed")
+    return sizes | {"seed": args.seed}
+
+
+def check_backend(runtime: Runtime, arm: Arm) -> None:
+    """ConfigError with the reason for which the engine would be refused; here it costs no start of the reference."""
+    import torch
+
+    from quads.kernels.backend import graph_safe, unavailable
+    from quads.rollout.mode import RolloutMode
+
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("runtime.device=cuda, but torch sees no CUDA device here")
+    mode = RolloutMode.from_arm(arm.model_dump(mode="json"))
+    backend = serving_backend(mode.name, runtime.rollout_backend)
+    reason = unavailable(backend, getattr(torch, runtime.engine_dtype), "cpu" if runtime.device == "cpu" else "cuda")
+    if reason:
+        raise ConfigError(f"backend {backend} cannot run here: {reason}; choose another with --backend")
+    safe, reason = graph_safe(backend, mode.activation, mode.rac)
+    if runtime.rollout_graphs and not safe:
+        raise ConfigError(f"no CUDA graphs with backend {backend}: {reason}; compare it with --no-graphs")
 
 
 def chosen_runtime(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> Runtime:

@@ -18,7 +18,7 @@ import torch
 
 from quads.bench import block, gemm, quantizers
 from quads.bench.protocol import Measured, bar_table, copy_case, gemm_case, measure, report, table, warm_up
-from quads.files import write_json_atomic
+from quads.files import ResultFileError, require_writable, write_json_atomic
 
 
 def ceilings() -> list[Measured]:
@@ -41,6 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--verl-qat", type=Path, metavar="FILE", help="verl's utils/qat/linear.py, if not installed")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    if arguments.verl_qat and not (arguments.verl_qat.is_file() and arguments.verl_qat.suffix == ".py"):
+        parser.error(f"--verl-qat {arguments.verl_qat}: no such Python file; give verl's utils/qat/linear.py")
+    try:
+        require_writable(arguments.out)
+    except ResultFileError as error:
+        parser.error(str(error))
     if not torch.cuda.is_available():
         sys.stderr.write("error: the benchmark needs a CUDA GPU; kernels are checked without one by tests/kernels\n")
         return 2

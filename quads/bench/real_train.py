@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from quads.config import ConfigError, Run, Runtime, load_arm, load_experiment, resolve_run
 from quads.config.errors import from_validation
-from quads.files import ResultFileError, held, read_jsonl, write_json_atomic
+from quads.files import ResultFileError, held, read_jsonl, require_writable, write_json_atomic
 from quads.integrations.verl.launch import RaySession, TrainingError, run_driver
 from quads.integrations.verl.overrides import TRAINER_MODE, RunPaths
 from quads.lifeline import watch_parents
@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         for folder, maker in ((args.model, "quads.bench.real_model"), (args.data, "quads.prepare")):
             if not (folder / "manifest.json").is_file():
                 raise ConfigError(f"{folder} is no finished folder of {maker}: it has no manifest.json")
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(args.out)
         with tempfile.TemporaryDirectory(prefix="real-train-", dir=args.out.parent) as place:
             said = {"model": str(args.model), "planned_steps": steps, "set": args.set}
             words_ = [*words(steps, args.compare_weights), *more]

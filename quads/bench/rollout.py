@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
+import re
 import signal
 import sys
 import tempfile
@@ -38,7 +40,7 @@ from quads.bench import rollout_model, rollout_rows
 from quads.bench.fleet import COMMAND, Fleet, StoppedError, stop
 from quads.bench.rollout_plan import Engine, Shape, chosen_runtime, engines, refused, shape, shapes
 from quads.config import Arm, ConfigError, Experiment, Runtime, load_arms, load_experiment
-from quads.files import ResultFileError, append_jsonl, write_json_atomic, write_text_atomic
+from quads.files import ResultFileError, append_jsonl, require_writable, write_json_atomic, write_text_atomic
 from quads.lifeline import watch_parents
 from quads.paper.rollout_bench import BenchFile
 from quads.rollout.mode import BACKENDS
@@ -82,19 +84,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--response-tokens", type=_numbers, default=(), help="per request; list")
     parser.add_argument("--shapes", type=_words, default=(), help="BATCHxPROMPTxRESPONSE list instead of those three")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of every engine, interleaved")
-    parser.add_argument("--limit-s", type=float, help="no round but the first begins later than this after the start")
+    parser.add_argument(
+        "--limit-s", type=_seconds, help="no round but the first begins later than this after the start"
+    )
     parser.add_argument("--together", action="store_true", help="start all engines at once: start times mean less")
-    parser.add_argument("--answer-s", type=float, default=600.0, help="an engine that is silent longer has failed")
+    parser.add_argument("--answer-s", type=_seconds, default=600.0, help="an engine that is silent longer has failed")
     parser.add_argument("--roofline", choices=tuple(rollout_model.CHIPS), help="add rows of the model for this chip")
     return parser
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:  # an empty list would mean the default
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; leave the option away for its default")
+    return words
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in _words(text))
+    words = _words(text)
+    if wrong := [word for word in words if not re.fullmatch("[0-9]{1,9}", word)]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no whole number of up to nine digits; give a list such as 16,64")
+    return tuple(map(int, words))
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
 
 
 def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, command: Sequence[str] = COMMAND) -> int:
@@ -111,6 +131,9 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
     if modes == ("none",) and args.stock:
         modes = ()
     runtime = chosen_runtime(experiment, args.backend, args.graphs)
+    require_writable(args.out)
+    most = runtime.max_batched_tokens
+    modelled = rollout_model.rows(args.model, args.roofline, modes, wanted, most, arms) if args.roofline else []
     left_out = refused(modes, arms, runtime)
     for name, reason in left_out.items():
         log.error("%s is left out: %s", name, reason)
@@ -129,10 +152,7 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
     if not rows:
         log.error("no engine could be measured: %s", "; ".join(f"{n}: {why}" for n, why in left_out.items()))
         return 1
-    if args.roofline:
-        rows += rollout_model.rows(
-            args.model, args.roofline, modes, wanted, experiment.runtime.max_batched_tokens, arms
-        )
+    rows += modelled
     settings = _settings(args, experiment.name, runtime, wanted, rounds, time.monotonic() - start)
     _write(args.out, fleet, planned, rows, settings, left_out)
     return 1 if left_out else 0

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quads.bench.rollout_plan import Shape, mode_of
+from quads.bench.rollout_plan import SIZES, Shape, mode_of
 from quads.bench.roofline import CHIPS, Chip, Gemm, estimate, quantizer_seconds, touched_experts
-from quads.config import Arm
-from quads.files import read_result
+from quads.config import Arm, ConfigError
+from quads.files import read_checkpoint_config
 
 __all__ = ["CHIPS", "gemms", "rows"]
 
@@ -28,7 +28,7 @@ def gemms(config: dict[str, Any], tokens: int) -> list[Gemm]:
     """Products of one decoder layer at `tokens` rows, formats still to be set."""
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or width // heads
-    kv = config.get("num_key_value_heads", heads)
+    kv = config.get("num_key_value_heads") or heads
     found = [Gemm(tokens, (heads + 2 * kv) * head, width), Gemm(tokens, width, heads * head)]
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     inner = config.get("moe_intermediate_size") if experts else config["intermediate_size"]
@@ -57,9 +57,15 @@ def _step_seconds(chip: Chip, config: dict[str, Any], tokens: int, weight: str, 
 def rows(
     model: Path, chip_name: str, modes: Sequence[str], wanted: Sequence[Shape], most: int, arms: Sequence[Arm]
 ) -> list[dict[str, Any]]:
-    """Rows with backend "roofline"; `most`: tokens of one prefill step."""
+    """Rows with backend "roofline"; `most`: tokens of one prefill step. Raises ConfigError, ResultFileError."""
     chip, found = CHIPS[chip_name], []
-    config = read_result(model / "config.json", "checkpoint configuration", ("num_hidden_layers", "hidden_size"))
+    config = read_checkpoint_config(model, SIZES)
+    try:
+        gemms(config, 1)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{model}/config.json lacks a size that the roofline needs ({error}); leave --roofline away"
+        ) from None
     for name in dict.fromkeys(modes):
         mode, _ = mode_of(name, arms)
         if mode.activation not in chip.matrix:

@@ -26,13 +26,14 @@ from pydantic import ValidationError
 
 from quads.config import Arm, ConfigError, Experiment, Rac, RolloutPrecision, Runtime
 from quads.config.run import not_capturable
-from quads.files import read_result
+from quads.files import read_checkpoint_config
 from quads.integrations.vllm.execution import serving_backend
 from quads.numerics.rac import RacSpec
 from quads.rollout.mode import MODES, RolloutMode
 
 KNOWN = (*MODES.values(), "w4a4+rac")
 STOCK = ("bf16", "fp8")
+SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # what is read of a config.json
 _CACHE_BLOCK = 128  # the largest block of vLLM's caches: a sequence takes whole blocks
 _SPARE = 1.25
 # ASCII digits only (isdigit takes a superscript 2, int does not), and not more than a number of tokens can have.
@@ -140,7 +141,7 @@ def cache_mib(config: dict[str, Any], wanted: Sequence[Shape], width: int) -> in
     """KV cache in MiB that holds the largest shape with room to spare; width: bytes of a value."""
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
-    token: int = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head * width
+    token: int = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * head * width
     slots = max(s.batch * math.ceil((s.prompt + s.response + 1) / _CACHE_BLOCK) * _CACHE_BLOCK for s in wanted)
     return math.ceil(_SPARE * token * slots / 2**20)
 
@@ -157,7 +158,7 @@ def engines(
     receipts: Path,
 ) -> list[Engine]:
     """One description per mode, then the stock engines. Raises ConfigError, ResultFileError."""
-    config = read_result(model / "config.json", "checkpoint configuration", ("num_hidden_layers", "vocab_size"))
+    config = read_checkpoint_config(model, SIZES)
     if unknown := [name for name in stock if name not in STOCK]:
         raise ConfigError(f"vLLM has no stock {unknown[0]!r} of this benchmark; known: {', '.join(STOCK)}")
     if masks is not None and not masks.is_file():
@@ -168,7 +169,7 @@ def engines(
         "max_sequences": max(s.batch for s in wanted),
         "kv_cache_mib": max(runtime.kv_cache_mib, need),
     }
-    short = config.get("max_position_embeddings", length) < length
+    short = (config.get("max_position_embeddings") or length) < length
     common: dict[str, Any] = {
         "model": str(model),
         "runtime": runtime.model_copy(update=changed).model_dump(mode="json"),

@@ -18,12 +18,13 @@ Differs from a simulator: no tile quantization, no wave tails, no overlap of ker
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from quads.files import ResultFileError, read_result
 
 Form = Literal["A", "B", "D"]
 FORMS: tuple[Form, ...] = ("A", "B", "D")
@@ -172,6 +173,15 @@ MEASURABLE: dict[tuple[str, str], tuple[Gemm, float, Form]] = {
 }
 
 
+def measured_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a kernel benchmark. Raises ResultFileError for any other file."""
+    advice = "Give the FILE that python -m quads.bench.kernels wrote"
+    rows = read_result(path, "kernel benchmark", ("rows",), advice=advice)["rows"]
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and {"group", "name", "us"} <= r.keys() for r in rows):
+        raise ResultFileError(f"kernel benchmark {path}: rows are no list of objects with group, name and us. {advice}")
+    return rows
+
+
 def compare(rows: Sequence[dict[str, Any]], chip: Chip = H200) -> list[dict[str, Any]]:
     """{"group", "name", "us", "model_us", "ratio", "bound"} of the fastest row of each measurable prefix."""
     found = []
@@ -203,10 +213,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--measured", type=Path, metavar="FILE", help="JSON of quads.bench.kernels from an H200")
     arguments = parser.parse_args(argv)
     chip = CHIPS[arguments.chip]
+    table = ""
+    if arguments.measured:
+        try:
+            table = comparison_table(compare(measured_rows(arguments.measured)))
+        except ResultFileError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 1
     if "nvfp4" in chip.matrix:
         print(expectations(chip, (16, 128, 1024, 4096, 16384), (0.125, 0.25, 0.5)))
-    if arguments.measured:
-        print(comparison_table(compare(json.loads(arguments.measured.read_text())["rows"])))
+    if table:
+        print(table)
     return 0
 
 

@@ -93,6 +93,7 @@ def test_fewer_steps_than_planned_is_a_failure_and_bad_input_starts_nothing(tmp_
     assert real_train.main([*arguments, "--steps", "2"]) == 1
     monkeypatch.setattr(real_train, "run_driver", lambda *args: pytest.fail("started"))
     assert real_train.main([*arguments, "--steps", "0"]) == 1 and "at least one step" in caplog.text
+    assert real_train.main([*arguments, "--out", str(tmp_path)]) == 1 and "it is a folder" in caplog.text
     (tmp_path / "data" / "manifest.json").unlink()
     assert real_train.main(arguments) == 1 and "quads.prepare" in caplog.text
     (tmp_path / "data" / "manifest.json").write_text("{}")

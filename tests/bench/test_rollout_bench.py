@@ -264,6 +264,52 @@ def test_what_training_refuses_is_refused(runtime: dict, backend: str | None, gr
         chosen_runtime(toy(**runtime)[0], backend, graphs)
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--shapes", "1x2"], "shape '1x2'"),
+        (["--backend", "native"], "needs runtime.device=cuda"),
+        (["--out", "{}/file/x.json"], "cannot be written"),
+        (["--out", "{}/folder.json"], "it is a folder"),
+        (["--model", "{}/nowhere"], "Give the folder of a Hugging Face checkpoint"),
+        (["--model", "{}/folder.json"], "lacks the key(s) num_attention_heads"),
+        (["--roofline", "B200"], "lacks a size that the roofline needs ('intermediate_size')"),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    words: list,
+    why: str,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.json").mkdir()
+    few = {key: CONFIG[key] for key in ("num_hidden_layers", "vocab_size")}
+    (tmp_path / "folder.json" / "config.json").write_text(json.dumps(few))
+    sizes = {key: value for key, value in CONFIG.items() if key != "moe_intermediate_size"}
+    (model / "config.json").write_text(json.dumps(sizes))
+    monkeypatch.setattr(rollout, "watch_parents", lambda: None)
+    monkeypatch.setattr(rollout.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Fleet, "start", lambda *_, **__: pytest.fail("an engine was started"))
+    given = {"--experiment": str(ROOT / "configs/toy.yaml"), "--model": str(model), "--out": str(tmp_path / "o.json")}
+    given |= {words[0]: words[1].format(tmp_path)}
+    assert rollout.main([word for pair in given.items() for word in pair]) == 1
+    assert why in caplog.text and "Traceback" not in caplog.text and "snakemake" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--batch", "\u00b2"], ["--batch", "9" * 10], ["--shapes", ","], ["--modes", ""], ["--limit-s", "nan"],
+     ["--answer-s", "inf"], ["--answer-s", "0"], ["--backend", "marlin"]],
+)  # fmt: skip
+def test_options_that_say_nothing_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rollout._parser().parse_args(["--experiment", "x", "--model", "x", "--out", "x", *words])
+    assert caught.value.code == 2
+
+
 def test_roofline_rows_carry_their_name(tmp_path: Path, model: Path) -> None:
     _, out, _ = bench(tmp_path, model, "--modes", "fp8,w4a4+rac", "--roofline", "H200", *SMALL)
     model_rows = [r for r in json.loads(out.read_text())["rows"] if r["backend"] == "roofline"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quads.bench import roofline
 from quads.bench.roofline import (
     B200,
     H200,
@@ -102,3 +103,14 @@ def test_library_products_agree_with_the_model() -> None:
     for key in (("dense", "bf16 cuBLAS"), ("decode", "bmm"), ("experts even", "bmm")):
         assert 0.85 <= found[key] <= 1.15, (key, found[key])
     assert all(ratio > 0.85 for ratio in found.values()), "faster than the model's limits: its rates are wrong"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"rows": 5}', '{"rows": [{"group": "dense"}]}'])
+def test_a_file_that_is_no_kernel_benchmark_is_one_line(tmp_path, capsys, text) -> None:
+    path = tmp_path / "kernels.json"
+    if text is not None:
+        path.write_text(text)
+    assert roofline.main(["--measured", str(path)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"error: kernel benchmark {path}: ")
+    assert said.err.endswith("Give the FILE that python -m quads.bench.kernels wrote\n") and said.err.count("\n") == 1

@@ -1,6 +1,7 @@
 """The quantization manifest: built from what both sides said, complete, and refused where they contradict."""
 
 import json
+from pathlib import Path
 
 import pytest
 from made_up_results import made_up_arms, made_up_experiment, write_run
@@ -89,7 +90,10 @@ def test_a_trainer_module_that_the_engine_does_not_know_is_refused(train):
 
 
 @pytest.mark.parametrize("name", ["receipt.json", "surgery.json"])
-def test_a_missing_file_names_the_command(train, name):
+def test_a_missing_file_names_the_command(train, tmp_path, monkeypatch, name):
     (train / name).unlink()
-    with pytest.raises(ResultFileError, match=rf"{name}.*snakemake --forcerun .*result\.json"):
-        from_run(train)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("results").symlink_to(train)
+    with pytest.raises(ResultFileError, match=rf"{name}.*snakemake --forcerun results/result\.json"):
+        from_run(Path("results"))

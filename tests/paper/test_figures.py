@@ -97,7 +97,7 @@ def test_the_stage_says_which_run_is_missing(tmp_path, caplog):
     (tmp_path / "tiny.yaml").write_text("name: tiny\ntitle: Tiny\narms: [bf16]\n")
     args = ["--experiment", str(tmp_path / "tiny.yaml"), "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert report.main(args) == 1
-    assert re.search(r"training result .*bf16-seed0-.*missing.*snakemake --forcerun", caplog.text)
+    assert re.search(r"training result .*bf16-seed0-.*missing.*another folder \(it is not below results/", caplog.text)
     assert not (tmp_path / "out").exists()
 
 

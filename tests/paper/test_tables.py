@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,8 +254,12 @@ def _find(results, kind, name, arm="quads"):
     ("kind", "name"), [("train", "result.json"), ("train", "history.jsonl"), ("eval", "result.json")]
 )
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
-def test_a_broken_source_stops_with_its_name_and_the_command(made_up, kind, name, damage):
-    results, experiment, arms = made_up
+def test_a_broken_source_stops_with_its_name_and_the_command(made_up, tmp_path, monkeypatch, kind, name, damage):
+    made, experiment, arms = made_up
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    results = Path("results")
+    results.symlink_to(made)
     path = _find(results, kind, name)
     if damage == "missing":
         path.unlink()

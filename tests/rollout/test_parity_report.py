@@ -83,6 +83,7 @@ def test_the_stage_takes_the_experiments_backend_unless_told():
 
 def test_the_report_is_written_and_decides_the_exit_code(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"vocab_size": 43}')
+    (tmp_path / "model.safetensors").touch()
     worse = REFERENCE | {"prefill": [[-2.0, -1.0, -1.0]] * 2}
     for other, code in ((REFERENCE, 0), (worse, 1)):
         extra = {"receipt": {}, "seconds": {}}
@@ -96,3 +97,34 @@ def test_the_report_is_written_and_decides_the_exit_code(tmp_path, monkeypatch):
         report = json.loads(out.read_text())
         assert bool(report["failed"]) == bool(code) and report["schema"] == parity.SCHEMA
         assert report["versions"].keys() >= {"vllm", "torch", "triton"} and report["capability"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--model", "{}/nowhere"], "Give the folder of a Hugging Face checkpoint"),
+        (["--model", "{}/bare"], "holds no .safetensors file"),
+        (["--prompts", "0"], "--prompts 0: at least one"),
+        (["--prompt-tokens", "-3"], "--prompt-tokens -3: at least one"),
+        (["--response-tokens", "0"], "--response-tokens 0: at least one"),
+        (["--masks", "{}/none"], "leave it away for random ones"),
+        (["--out", "{}"], "it is a folder"),
+        (["--backend", "triton"], "backend triton cannot run here: its kernels need a CUDA device"),
+        (["--graphs"], "no CUDA graphs with backend reference"),
+        (["--experiment", f"{CONFIGS}/toy_gpu.yaml"], "torch sees no CUDA device"),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(tmp_path, monkeypatch, caplog, words, why):
+    """Without a GPU and outside Triton's interpreter."""
+    for name in ("model", "bare"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"vocab_size": 43}')
+    (tmp_path / "model" / "model.safetensors").touch()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("quads.kernels.encode.INTERPRETED", False)
+    monkeypatch.setattr(parity, "engines", lambda *args: pytest.fail("an engine was started"))
+    monkeypatch.setattr(parity, "prepare_environment", lambda runtime: None)
+    monkeypatch.setattr(parity, "watch_parents", lambda: None)
+    given = ["--experiment", f"{CONFIGS}/toy.yaml", "--arm", "quads", "--model", str(tmp_path / "model")]
+    assert parity.main([*given, "--out", str(tmp_path / "o.json"), *(word.format(tmp_path) for word in words)]) == 1
+    assert why in caplog.text and "Traceback" not in caplog.text and "snakemake" not in caplog.text

@@ -15,8 +15,11 @@ from quads import files
 from quads.files import (
     ResultFileError,
     append_jsonl,
+    read_checkpoint_config,
     read_jsonl,
     read_result,
+    rebuild_command,
+    require_writable,
     write_json_atomic,
     write_text_atomic,
 )
@@ -67,8 +70,12 @@ def test_nan_is_refused(tmp_path: Path, value: float) -> None:
         ('{"run_id": "a"}', "lacks the key(s) steps; it has: run_id"),
     ],
 )
-def test_read_result_says_what_and_how(tmp_path: Path, content: str | None, problem: str) -> None:
-    path = tmp_path / "result.json"
+def test_read_result_says_what_and_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("results/toy/result.json")
+    path.parent.mkdir(parents=True)
     if content is not None:
         path.write_text(content)
     with pytest.raises(ResultFileError) as caught:
@@ -79,8 +86,49 @@ def test_read_result_says_what_and_how(tmp_path: Path, content: str | None, prob
 
 
 def test_side_file_names_the_rule_output(tmp_path: Path) -> None:
-    with pytest.raises(ResultFileError, match=r"own\.jsonl: missing.*-- r/result\.json$"):
-        read_jsonl(tmp_path / "own.jsonl", target="r/result.json")
+    with pytest.raises(ResultFileError, match=r"own\.jsonl: missing.*-- results/r/result\.json$"):
+        read_jsonl(tmp_path / "own.jsonl", target="results/r/result.json")
+
+
+def test_advice_is_only_what_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules make files below results/ of the working folder, under their relative names."""
+    monkeypatch.chdir(tmp_path)
+    below = "snakemake --forcerun results/toy/x.json -- results/toy/x.json"
+    assert {rebuild_command(p) for p in (Path("results/toy/x.json"), tmp_path / "results/toy/x.json")} == {below}
+    for other in ("x.json", "../results/toy/x.json", "/results/toy/x.json", "resultsx/x.json"):
+        assert "snakemake" not in rebuild_command(Path(other)) and "another folder" in rebuild_command(Path(other))
+    with pytest.raises(ResultFileError, match=r"x\.json: missing\. Give another$"):
+        read_result("x.json", "thing", advice="Give another")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "missing"),
+        ("[1]", "expected a JSON object, got list"),
+        ('{"a": 1}', "lacks the key\\(s\\) vocab_size"),
+        ('{"vocab_size": "1"}', "vocab_size is '1', expected a whole number from 1"),
+        ('{"vocab_size": true}', "vocab_size is True"),
+        ('{"vocab_size": 0}', "vocab_size is 0"),
+    ],
+)
+def test_a_wrong_checkpoint_asks_for_another_and_names_no_rule(
+    tmp_path: Path, content: str | None, problem: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ResultFileError, match=rf"{problem}.*Give the folder of a Hugging Face checkpoint") as caught:
+        read_checkpoint_config(tmp_path, ("vocab_size",))
+    assert "snakemake" not in str(caught.value)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "x.json"):
+        with pytest.raises(ResultFileError, match="cannot be written"):
+            require_writable(path)
+    require_writable(tmp_path / "new" / "x.json")
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 @settings(deadline=None)  # it writes files: a busy disk is no failure
