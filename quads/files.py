@@ -42,10 +42,10 @@ def rebuild_command(path: Path) -> str:
 
 
 def require_writable(path: Path) -> None:
-    """Make the folder of an output file before the work begins; ResultFileError where it could not be written."""
+    """ResultFileError, before the work begins, where an output file could not be written after it. Makes nothing."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ResultFileError(f"{path} cannot be written: {error}; give another place") from None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 
 from quads.config import ConfigError, Preflight
 from quads.config.errors import from_validation
-from quads.files import ResultFileError, write_json_atomic, write_text_atomic
+from quads.files import ResultFileError, require_writable, write_json_atomic, write_text_atomic
 from quads.lifeline import watch_parents
 
 log = logging.getLogger("quads.preflight")
@@ -36,6 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     watch_parents()
     try:
         settings = make_settings(args)
+        if args.out is not None:
+            require_writable(args.out / "preflight.json")
         result = preflight(args.model, args.prompts, settings, args.device)
         if args.out is not None:
             write(result, args.out)
@@ -97,8 +100,12 @@ def preflight(model: Path, prompts: Path, settings: Preflight, device: str | Non
 
     from quads.diagnostics.preflight.report import run
 
+    if device is not None and not re.fullmatch("cpu|cuda(:[0-9]+)?", device):
+        raise ConfigError(f"--device {device!r}: use cpu, cuda, or cuda:N for one of several")
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {device}: torch sees no CUDA device here; use cpu")
+    if device is not None and int(device.partition(":")[2] or 0) >= max(torch.cuda.device_count(), 1):
+        raise ConfigError(f"--device {device}: torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0")
     try:
         return run(model, prompts, settings, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except torch.OutOfMemoryError as error:

@@ -199,6 +199,11 @@ def make(experiment: Experiment, layers: int, device: str, out: Path, source: Pa
             f"{out}: {2 * parameters / 1e9:.0f} GB are needed, {free / 1e9:.0f} GB are free; give another --out or "
             "fewer --layers"
         )
+    if source is None and device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("torch sees no CUDA device here; make the model with --device cpu, which takes longer")
     if source is not None:
         check_source(source, experiment, out)
     out.mkdir(parents=True, exist_ok=True)

@@ -160,6 +160,7 @@ def main(argv: list[str] | None = None) -> int:
             if not (folder / "manifest.json").is_file():
                 raise ConfigError(f"{folder} is no finished folder of {maker}: it has no manifest.json")
         require_writable(args.out)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="real-train-", dir=args.out.parent) as place:
             said = {"model": str(args.model), "planned_steps": steps, "set": args.set}
             words_ = [*words(steps, args.compare_weights), *more]

@@ -103,7 +103,9 @@ def _words(text: str) -> tuple[str, ...]:
 def _numbers(text: str) -> tuple[int, ...]:
     words = _words(text)
     if wrong := [word for word in words if not re.fullmatch("[0-9]{1,9}", word)]:
-        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no whole number of up to nine digits; give a list such as 16,64")
+        raise argparse.ArgumentTypeError(
+            f"{wrong[0]!r} is no whole number of up to nine digits; give a list such as 16,64"
+        )
     return tuple(map(int, words))
 
 

@@ -29,7 +29,10 @@ class Preflight(Frozen):
     )
     rac: Rac = Rac()
     gap: float = Field(
-        0.02, ge=0, description="target mean gap (nats) of the search over k and masks; 0 turns the search off"
+        0.02,
+        ge=0,
+        allow_inf_nan=False,
+        description="target mean gap (nats) of the search over k and masks; 0 turns the search off",
     )
     k: tuple[float, ...] = Field((0.125, 0.25, 0.5, 0.75, 1.0), min_length=1, description="k of the search")
     sequences: int = Field(128, gt=1, description="sequences used at most, calibration included")
@@ -41,7 +44,7 @@ class Preflight(Frozen):
     generate: int = Field(
         0, ge=0, description="sample responses of up to this many tokens from the checkpoint; needs it in memory whole"
     )
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     clip_low: float = Field(0.2, gt=0, lt=1, description="clip range of the policy ratio, for the clipped share")
     clip_high: float = Field(0.2, gt=0)
     microbatch_sequences: int = Field(16, gt=0, description="size of a micro-batch in `mean over micro-batches of max`")

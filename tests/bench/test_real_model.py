@@ -135,3 +135,5 @@ def test_the_stage_writes_its_manifest_last_and_says_what_is_wrong(tmp_path: Pat
     (tmp_path / "file").touch()
     assert real_model.main([*words[:-1], str(tmp_path / "file")]) == 1
     assert real_model.main([*words, "--layers", "0"]) == 1 and "at least one layer" in caplog.text
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert real_model.main([*words, "--device", "cuda"]) == 1 and "no CUDA device here" in caplog.text

@@ -126,8 +126,21 @@ def test_quantized_checkpoint(
     checkpoint: Path, tmp_path: Path, prompts: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = broken(checkpoint, tmp_path / "m")
-    change_config(folder, quantization_config={"quant_method": "fp8"})
-    assert "quantized already (fp8)" in failed(folder, prompts, caplog)
+    for said in ({"quant_method": "fp8"}, "fp8"):
+        change_config(folder, quantization_config=said)
+        assert "quantized already (fp8)" in failed(folder, prompts, caplog)
+
+
+def test_a_config_that_describes_no_model(
+    checkpoint: Path, tmp_path: Path, prompts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = broken(checkpoint, tmp_path / "m")
+    change_config(folder, hidden_size="x")
+    assert "transformers cannot build the model" in failed(folder, prompts, caplog)
+    change_config(folder, architectures="Qwen3MoeForCausalLM")
+    assert "architectures=Qwen3MoeForCausalLM is not supported" in failed(folder, prompts, caplog)
+    (folder / "config.json").write_text("[]")
+    assert "expected a JSON object, got list" in failed(folder, prompts, caplog)
 
 
 def test_missing_shard(checkpoint: Path, tmp_path: Path, prompts: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,6 +234,8 @@ def test_width_that_is_no_multiple_of_16(tmp_path: Path, prompts: Path, caplog: 
         ('{"question": "x"}\n{"question": "y"}\n', "no tokenizer"),
         ('{"input_ids": [2, 99]}\n{"input_ids": [2, 3]}\n', "token id 99 is outside"),
         ('{"input_ids": "abc"}\n', "lists of integers"),
+        ('{"input_ids": 5}\n', "lists of integers"),
+        ('{"input_ids": [2], "response_ids": null}\n', "lists of integers"),
         ('{"input_ids": [2, 3]}\n', "at least 2 are needed"),
         ('{"input_ids": [2], "response_ids": [4]}\n{"input_ids": [2, 3]}\n', "row 2 has no response"),
         ('{"prompt": "1+2="}\n{"prompt": "3"}\n', "no tokenizer"),
@@ -245,6 +260,8 @@ def test_text_prompts_need_their_field(checkpoint: Path, tmp_path: Path, caplog:
     assert "row 1: has question; needs a `prompt`" in failed(folder, path, caplog)
     path.write_text('{"prompt": "  "}\n{"prompt": "^3+5="}\n')
     assert "the prompt is blank" in failed(folder, path, caplog)
+    path.write_text('{"prompt": "^3+5=", "response": 8}\n')
+    assert "response is int 8, expected a text" in failed(folder, path, caplog)
     path.write_text('{"prompt": "^3+5=", "response": "8;"}\n' * 4)
     read = read_sequences(path, folder, 43, Preflight())
     assert read.basis == "response" and read.scored_tokens == 8 and read.start == [4] * 4
@@ -262,6 +279,17 @@ def test_no_prompts_file_and_bad_options(
     )
     if not torch.cuda.is_available():
         assert "no CUDA device" in failed(checkpoint, prompts, caplog, "--device", "cuda")
+    for words, why in (
+        (("--device", "tpu"), "use cpu, cuda, or cuda:N"),
+        (("--device", "cpu:1"), "use cpu, cuda, or cuda:N"),
+        (("--device", ""), "use cpu, cuda, or cuda:N"),
+        (("--seed", "-1"), "seed: Input should be greater than or equal to 0"),
+        (("--seed", str(2**64)), "seed: Input should be less than"),
+        (("--gap", "inf"), "gap: Input should be a finite number"),
+        (("--out", str(prompts)), "cannot be written"),
+    ):
+        caplog.clear()
+        assert why in failed(checkpoint, prompts, caplog, *words), words
 
 
 def test_settings_errors_are_config_errors() -> None:

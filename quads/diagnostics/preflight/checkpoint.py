@@ -62,15 +62,18 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(config).__name__}; give a checkpoint's folder")
     names = config.get("architectures") or []
-    if len(names) != 1 or names[0] not in SUPPORTED:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in SUPPORTED:
         raise ConfigError(
             f"{path}: architectures={names} is not supported; known: {', '.join(SUPPORTED)}. Another family needs its "
             f"forward read and its name added in quads.diagnostics.preflight.checkpoint"
         )
     if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ConfigError(
-            f"{path}: the checkpoint is quantized already ({quantized.get('quant_method')}); give the bf16 one, what "
+            f"{path}: the checkpoint is quantized already ({method}); give the bf16 one, what "
             f"its quantization costs is the question here"
         )
     return config
@@ -85,7 +88,7 @@ def make_skeleton(folder: Path) -> torch.nn.Module:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # values of config.json: transformers and its helpers have many classes for them
         raise ConfigError(f"{folder / 'config.json'}: transformers cannot build the model: {error}") from error
     model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its buffers are on no disk
     return model.eval()

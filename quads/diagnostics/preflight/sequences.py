@@ -146,7 +146,7 @@ def load_tokenizer(checkpoint: Path) -> Any:
 def _encode(row: dict[str, Any], tokenizer: Any, where: str) -> tuple[list[int], list[int]]:
     if "input_ids" in row:
         prompt, response = row["input_ids"], row.get("response_ids", [])
-        if not all(type(token) is int for token in (*prompt, *response)):
+        if not all(isinstance(ids, list | tuple) and all(type(t) is int for t in ids) for ids in (prompt, response)):
             raise ConfigError(f"{where}: input_ids and response_ids must be lists of integers")
         prompt, response = list(prompt), list(response)
     elif "prompt" in row:
@@ -154,12 +154,15 @@ def _encode(row: dict[str, Any], tokenizer: Any, where: str) -> tuple[list[int],
         if not isinstance(text, str):
             try:
                 text = tokenizer.apply_chat_template(list(text), tokenize=False, add_generation_prompt=True)
-            except (ValueError, TypeError, KeyError) as error:
+            except Exception as error:  # a template raises what it likes, through jinja2's own classes
                 raise ConfigError(f"{where}: the chat template does not take this prompt: {error}") from error
         if not text.strip():
             raise ConfigError(f"{where}: the prompt is blank")
+        answer = row.get("response") or ""
+        if not isinstance(answer, str):
+            raise ConfigError(f"{where}: response is {type(answer).__name__} {answer!r}, expected a text")
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-        response = tokenizer(row.get("response") or "", add_special_tokens=False)["input_ids"]
+        response = tokenizer(answer, add_special_tokens=False)["input_ids"]
     else:
         raise ConfigError(f"{where}: has {', '.join(sorted(row)) or 'no field'}; needs {FIELDS}")
     if not prompt:
