@@ -153,7 +153,7 @@ def check_backend(runtime: Runtime, arm: Arm) -> None:
 
 
 def chosen_runtime(experiment: Experiment, arm: Arm, args: argparse.Namespace) -> Runtime:
-    """The experiment's runtime with --backend and --graphs; what cannot run is refused by the engine. ConfigError."""
+    """The experiment's runtime with --backend and --graphs; `check_backend` refuses what cannot run. ConfigError."""
     known = get_args(Runtime.model_fields["rollout_backend"].annotation)
     if args.backend is not None and args.backend not in known:
         raise ConfigError(f"--backend {args.backend}: unknown; known: {', '.join(known)}")

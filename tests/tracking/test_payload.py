@@ -52,7 +52,7 @@ def test_results_of_another_run_or_without_records_are_refused(written):
     with pytest.raises(ConfigError, match="is of run 'quads-seed0"):
         track.build_payload(experiment, run.model_copy(update={"seed": 1}), train, evaluation)
     (evaluation / "own.jsonl").unlink()
-    with pytest.raises(ResultFileError, match=r"own\.jsonl: missing.*snakemake"):
+    with pytest.raises(ResultFileError, match=r"own\.jsonl: missing\. Rebuild them with"):
         track.build_payload(*written)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quads import paths
-from quads.config import load_experiment
+from quads.config import load_arms, load_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "workflow" / "scripts"))
 
@@ -183,6 +183,23 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
     assert len(targets) == len(jobs) > 10
     assert {need for j in jobs for need in j.needs} <= targets
     assert all(j.gpus == 2 for j in jobs if j.name.startswith("train-"))
+
+
+def test_the_rollouts_of_the_real_size_leave_nothing_out(tmp_path):
+    import real_size
+
+    from quads.bench import rollout, rollout_plan
+
+    experiment = load_experiment("real_size")
+    jobs = [j for j in real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16) if j["name"].startswith("rollout-")]
+    assert len(jobs) == 1 + len(real_size.PAIRS)
+    for job in jobs:
+        args = rollout._parser().parse_args(job["command"][3:])
+        runtime = rollout_plan.chosen_runtime(experiment, args.backend, args.graphs)
+        assert (runtime.rollout_backend, runtime.rollout_graphs) == ("triton", True)
+        modes = [] if args.modes == ("none",) else args.modes
+        assert rollout_plan.refused(modes, load_arms(experiment, more=True), runtime) == {}
+        assert [rollout_plan.shape(word) for word in args.shapes]
 
 
 @pytest.mark.parametrize(
