@@ -305,7 +305,7 @@ def test_real_engines(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "quads.bench.rollout", "--experiment", "configs/toy.yaml", "--model"),
         *(str(tmp_path / "model"), "--modes", "bf16,w4a4+rac", "--batch", "3", "--prompt-tokens", "60"),
-        # Enough of them that decoding outlasts the prefill on a busy machine too: a round where it does not is left out.
+        # Enough that decoding outlasts the prefill on a busy machine too: a round where it does not is left out.
         *("--response-tokens", "96", "--rounds", "2", "--out", str(out)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
