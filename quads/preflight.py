@@ -16,7 +16,7 @@ import logging
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         text = f"{fields[name].description or name} (default {fields[name].default})"
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text.replace("%", "%%"))
+    chip = fields["chip"]
+    parser.add_argument(
+        "--chip", choices=get_args(chip.annotation), help=f"{chip.description} (default {chip.default})"
+    )
     for name, value in (("rollouts", str), ("trainers", str), ("k", float)):
         text = f"{fields[name].description} (default {' '.join(map(str, fields[name].default))})"
         parser.add_argument(f"--{name}", nargs="+", type=value, help=text)

@@ -45,6 +45,7 @@ class Preflight(Frozen):
         0, ge=0, description="sample responses of up to this many tokens from the checkpoint; needs it in memory whole"
     )
     seed: int = Field(0, ge=0, lt=2**63)
+    chip: Literal["B200", "H200"] = Field("B200", description="GPU whose rates the speed model takes")
     clip_low: float = Field(0.2, gt=0, lt=1, description="clip range of the policy ratio, for the clipped share")
     clip_high: float = Field(0.2, gt=0)
     microbatch_sequences: int = Field(16, gt=0, description="size of a micro-batch in `mean over micro-batches of max`")

@@ -82,9 +82,15 @@ def gemm_seconds(shapes: Sequence[Shape], rollout: str, k: float, tokens: int, c
 
 
 def cost_rows(
-    report: Sequence[SurgeryRow], parameters: int, choices: int, rollouts: Sequence[tuple[str, str, float]]
+    report: Sequence[SurgeryRow],
+    parameters: int,
+    choices: int,
+    rollouts: Sequence[tuple[str, str, float]],
+    chip: Chip = B200,
 ) -> list[dict[str, Any]]:
-    """One row per rollout (name, base mode, RAC share): bytes and modelled time relative to BF16."""
+    """One row per rollout (name, base mode, RAC share): bytes, and modelled time relative to BF16 on `chip` (None where
+    it has no matrix units for the format).
+    """
     shapes = gemm_shapes(report)
     high_precision = parameters - sum(s.experts * s.n * s.k for s in shapes)
     rows = []
@@ -92,8 +98,10 @@ def cost_rows(
         row: dict[str, Any] = {"rollout": name}
         row |= {f"{kind}_bytes": size for kind, size in weight_bytes(shapes, high_precision, UNITS[base][0]).items()}
         for tokens in TOKENS:
-            bf16 = gemm_seconds(shapes, "bf16", 0.0, tokens, choices, B200)
-            seconds = gemm_seconds(shapes, base, k, tokens, choices, B200)
-            row[f"model_speedup_over_bf16_at_{tokens}_tokens"] = bf16 / seconds
+            bf16 = gemm_seconds(shapes, "bf16", 0.0, tokens, choices, chip)
+            known = UNITS[base][2] in chip.matrix
+            row[f"model_speedup_over_bf16_at_{tokens}_tokens"] = (
+                bf16 / gemm_seconds(shapes, base, k, tokens, choices, chip) if known else None
+            )
         rows.append(row)
     return rows

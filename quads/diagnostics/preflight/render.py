@@ -153,15 +153,16 @@ def _layer_section(result: Row) -> list[str]:
 def _cost_section(result: Row) -> list[str]:
     rows = [
         (r["rollout"], _size(r["native_bytes"]), _size(r["emulated_bytes"]),
-         *(f"{r[f'model_speedup_over_bf16_at_{t}_tokens']:.2f}" for t in TOKENS))
+         *(_n(r[f"model_speedup_over_bf16_at_{t}_tokens"]) for t in TOKENS))
         for r in result["cost"]
     ]  # fmt: skip
     times = tuple(f"model, {t} tokens" for t in TOKENS)
     return [
         "## Weights in memory, and modelled speed\n",
         _table(("rollout", "native", "emulated", *times), rows),
-        "Speed: quantized GEMMs over BF16's by a roofline model with B200 rates; nothing was measured. Attention, "
-        "head, KV cache and sampling are left out; in a tiny model kernel launches are all there is.\n",
+        f"Speed: quantized GEMMs over BF16's by a roofline model with {result['settings']['chip']} rates (-: no matrix "
+        "units for the format); nothing was measured. Attention, head, KV cache and sampling are left out; in a tiny "
+        "model kernel launches are all there is.\n",
     ]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from quads import provenance
+from quads.bench.roofline import CHIPS
 from quads.config import ConfigError, Preflight
 from quads.diagnostics.preflight import cost, head, sequences, stream, verdict
 from quads.diagnostics.preflight.checkpoint import Checkpoint, make_skeleton
@@ -172,7 +173,9 @@ def _costs(surgery: SurgeryReport, skeleton: torch.nn.Module, settings: Prefligh
     config = skeleton.config
     # The embedding is read, not multiplied; a tied head is the embedding.
     parameters = sum(p.numel() for p in skeleton.parameters())
-    return cost.cost_rows(surgery.rows, parameters, getattr(config, "num_experts_per_tok", 1), rollouts)
+    return cost.cost_rows(
+        surgery.rows, parameters, getattr(config, "num_experts_per_tok", 1), rollouts, CHIPS[settings.chip]
+    )
 
 
 def is_hurt(result: Row) -> bool:
