@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -58,7 +59,7 @@ def missing() -> str | None:
 
 
 class SingleMachine:
-    """Context manager; every daemon that it started is ended on exit."""
+    """Context manager; on exit every daemon that it started is ended, and every process of their jobs."""
 
     def __init__(self, folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 16, memory_mb: int = 20000) -> None:
         self.folder, self.nodes, self.gpus, self.cpus, self.memory = folder, nodes, gpus, cpus, memory_mb
@@ -93,6 +94,19 @@ class SingleMachine:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.end_jobs()
+
+    def end_jobs(self) -> None:
+        """SIGKILL to what jobs left behind: Slurm's own comes KillWait after a cancellation, from daemons that may have
+        ended by then, and Snakemake's handler of SIGTERM can wait for a lock that its own thread holds.
+        """
+        marker = f"{self.folder}/".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if marker in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except OSError:
+                continue  # ended meanwhile
 
     def run(self, *command: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
         """A client command, its output as text."""

@@ -51,6 +51,18 @@ def wait_until(condition, seconds: float, process: subprocess.Popen) -> None:
         time.sleep(0.3)
 
 
+def test_a_job_that_does_not_end_is_ended_with_the_machine(tmp_path: Path) -> None:
+    machine = SingleMachine(tmp_path)
+    job = subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 60"], env=machine.environment)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        machine.end_jobs()
+        assert job.wait(10) == -signal.SIGKILL and other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_failed_and_cancelled_jobs_are_submitted_again(box: Box, slurm: SingleMachine) -> None:
     box.run("--until", "warmup", "make_benchmarks", "--", "smoke")  # locally: one wave of polling less
     (box.folder / "fail-once-bf16").touch()
