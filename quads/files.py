@@ -43,14 +43,16 @@ def rebuild_command(path: Path) -> str:
 
 def require_writable(path: Path) -> None:
     """ResultFileError, before the work begins, where an output file could not be written after it. Makes nothing."""
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
     try:
+        folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
         with tempfile.TemporaryFile(dir=folder):
             pass
+        exists, usual = path.exists(), path.is_file()  # may raise too: a name that is too long
     except OSError as error:
         raise ResultFileError(f"{path} cannot be written: {error}; give another place") from None
-    if path.is_dir():
-        raise ResultFileError(f"{path} cannot be written: it is a folder; give the name of a file")
+    if exists and not usual:
+        what = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise ResultFileError(f"{path} cannot be written: it is {what}; give the name of a file")
 
 
 def _error(

@@ -19,6 +19,11 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
+def open_pipes() -> list[str]:
+    """The open pipes; unlike files, no other thread of a test process opens any meanwhile (a watch reads /proc)."""
+    return sorted(target for target in open_descriptors().values() if target.startswith("pipe:"))
+
+
 def open_below(folder: Path) -> list[str]:
     """Names of the open files below `folder`, relative to it."""
     paths = (Path(target) for target in open_descriptors().values())

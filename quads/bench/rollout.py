@@ -132,7 +132,7 @@ def run(experiment: Experiment, arms: Sequence[Arm], args: argparse.Namespace, c
     modes = args.modes or tuple(dict.fromkeys(arm.rollout.mode for arm in arms))
     if modes == ("none",) and args.stock:
         modes = ()
-    runtime = chosen_runtime(experiment, args.backend, args.graphs)
+    runtime = chosen_runtime(experiment, args.backend, args.graphs, plugin=bool(modes))
     require_writable(args.out)
     most = runtime.max_batched_tokens
     modelled = rollout_model.rows(args.model, args.roofline, modes, wanted, most, arms) if args.roofline else []

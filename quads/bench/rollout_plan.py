@@ -92,10 +92,15 @@ def shape(word: str) -> Shape:
     return Shape(*map(int, found.groups()))
 
 
-def chosen_runtime(experiment: Experiment, backend: str | None, graphs: bool | None) -> Runtime:
-    """The runtime that training uses, with --backend and --graphs over it. Raises ConfigError where training would."""
+def chosen_runtime(experiment: Experiment, backend: str | None, graphs: bool | None, *, plugin: bool = True) -> Runtime:
+    """The runtime that training uses, with --backend and --graphs over it. Raises ConfigError where training would.
+
+    plugin: False where vLLM's own engines run alone, which no backend serves and graphs always suit.
+    """
     given = {k: v for k, v in (("rollout_backend", backend), ("rollout_graphs", graphs)) if v is not None}
     runtime = {**experiment.runtime.model_dump(), **given}
+    if not plugin:
+        return experiment.runtime.model_copy(update=given)
     try:
         return Runtime.model_validate(runtime)
     except ValidationError as error:

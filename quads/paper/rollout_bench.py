@@ -4,8 +4,9 @@
                             with tokens_per_s (prefill, decode) or seconds (sync), bytes, memory_bytes, and what served
                             them: rollout_backend (vllm: without the plugin), rollout_graphs; both null in a model's
                             rows and in files of before they were kept. left_out: mode -> why it has no row
-    ratio of two modes      tokens_per_s of one over the other at equal backend, phase, batch and lengths; over shapes
-                            and repetitions: geometric mean, Student's interval on logarithms
+    ratio of two modes      tokens_per_s of one over the other within one file at equal backend, CUDA graphs, phase,
+                            batch and lengths; over files, shapes and repetitions: geometric mean, Student's interval on
+                            logarithms. What served a mode may differ: QUADS on FP4 units over vLLM's FP8 is the claim
 
 Contract: only `native` rows say anything about speed. `emulated` rows time the emulation, `roofline` rows are a model;
 both are shown under their name and never beside a claim. Files are closed: an unknown key is an error.
@@ -55,9 +56,10 @@ class BenchRow(Frozen):
         return self
 
     @property
-    def shape(self) -> tuple[str, str, int, int, int]:
+    def shape(self) -> tuple[str, bool | None, str, int, int, int]:
         """What must be equal for two modes to be compared."""
-        return self.backend, self.phase, self.batch, self.prompt_tokens, self.response_tokens
+        graphs = self.rollout_graphs
+        return self.backend, graphs, self.phase, self.batch, self.prompt_tokens, self.response_tokens
 
 
 class BenchFile(Frozen):
@@ -153,12 +155,17 @@ def read_kernel_bars(path: Path, ledger: Ledger) -> list[KernelBar]:
         ) from None
 
 
-def ratio(rows: Sequence[BenchRow], over: str, under: str, phase: Phase, confidence: float) -> Interval | None:
-    """Native speed of mode `over` divided by that of `under`, all shapes together; None where no shape has both."""
+def ratio(
+    files: Sequence[Sequence[BenchRow]], over: str, under: str, phase: Phase, confidence: float
+) -> Interval | None:
+    """Native speed of mode `over` divided by that of `under`, all shapes of all files together; None where no shape of
+    a file has both. Files are never mixed: they are other runs, maybe on other machines.
+    """
     speeds: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for row in rows:
-        if row.backend == "native" and row.phase == phase and row.tokens_per_s is not None:
-            speeds.setdefault(row.shape, {}).setdefault(row.mode, []).append(row.tokens_per_s)
+    for number, rows in enumerate(files):
+        for row in rows:
+            if row.backend == "native" and row.phase == phase and row.tokens_per_s is not None:
+                speeds.setdefault((number, row.shape), {}).setdefault(row.mode, []).append(row.tokens_per_s)
     logs = [value for modes in speeds.values() for value in _log_ratios(modes, over, under)]
     found = over_seeds(logs, confidence)
     if found is None:

@@ -55,7 +55,7 @@ def _ratio(x: Inputs, name: str, text: str, over: str, under: str, phase: Phase)
     paper, grade = claims.THROUGHPUT[name]
     measure = f"{over} / {under}, {phase}, native"
     benches = [b for b in x.benches if any(r.backend == "native" for r in b.rows)]
-    here = ratio([r for b in benches for r in b.rows], over, under, phase, x.experiment.evaluation.confidence)
+    here = ratio([b.rows for b in benches], over, under, phase, x.experiment.evaluation.confidence)
     if here is None:
         return Cell(text, measure, "ratio", status.not_run(BLACKWELL), paper, grade)
     less_one = Interval(here.estimate - 1, here.low - 1, here.high - 1)
@@ -70,9 +70,16 @@ def _row(key: str, row: BenchRow) -> Cell:
     words = {"native": "measured", "emulated": "emulation, no speed claim", "roofline": "model, not measured"}
     unit: Unit = "seconds" if row.phase == "sync" else "tokens/s"
     return Cell(
-        f"rollout {row.mode}", f"{row.phase}, {row.backend}, {shape}", unit,
+        f"rollout {row.mode}", f"{row.phase}, {_served(row)}, {shape}", unit,
         status.Verdict("no claim", words[row.backend]), here=Interval(value, value, value), sources=(key,),
     )  # fmt: skip
+
+
+def _served(row: BenchRow) -> str:
+    """native, emulated or roofline, and where it is known by what and how."""
+    how = {True: "CUDA graphs", False: "eager", None: None}[row.rollout_graphs]
+    known = ", ".join(word for word in (row.rollout_backend, how) if word)
+    return f"{row.backend} ({known})" if known else row.backend
 
 
 def _step_speed(name: str, x: Inputs) -> Cell:

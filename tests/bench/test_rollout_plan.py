@@ -53,6 +53,11 @@ def test_what_training_refuses_is_refused(runtime: dict, backend: str | None, gr
         chosen_runtime(toy(**runtime)[0], backend, graphs)
 
 
+def test_no_backend_is_asked_of_stock_engines_alone() -> None:
+    chosen = chosen_runtime(toy(device="cuda")[0], None, True, plugin=False)
+    assert chosen.rollout_graphs and chosen.device == "cuda"
+
+
 def test_modes_come_from_arms_and_unknown_ones_are_refused() -> None:
     arms = load_arms(load_experiment("toy", ROOT / "configs"), ROOT / "configs", more=True)
     quads = next(arm for arm in arms if arm.name == "quads")

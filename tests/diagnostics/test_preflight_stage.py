@@ -69,11 +69,15 @@ def test_generated_responses_on_olmoe(tmp_path: Path) -> None:
     folder = save(tiny_olmoe(), tmp_path / "model")
     prompts = write_prompts(tmp_path / "p.jsonl", 20, responses=False)
     code = preflight.main(
-        [str(folder), "--prompts", str(prompts), "--generate", "12", "--out", str(tmp_path / "out"), *FEW]
-    )
+        [str(folder), "--prompts", str(prompts), "--generate", "12", "--chip", "H200", "--out", str(tmp_path / "out"),
+         *FEW]
+    )  # fmt: skip
     result = json.loads((tmp_path / "out/preflight.json").read_text())
     assert code == 0 and result["sequences"]["basis"] == "generated" and result["model"]["class"] == "OlmoeForCausalLM"
     assert 12 <= result["sequences"]["scored_tokens"] <= 12 * 12
+    speeds = {row["rollout"]: row["model_speedup_over_bf16_at_64_tokens"] for row in result["cost"]}
+    assert speeds["bf16"] == 1.0 and all(speed is None for name, speed in speeds.items() if name.startswith("w4a4"))
+    assert "H200 rates" in (tmp_path / "out/preflight.md").read_text()
 
 
 def test_prompt_basis_is_said(checkpoint: Path, tmp_path: Path) -> None:

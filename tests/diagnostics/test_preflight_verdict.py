@@ -117,9 +117,9 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     assert table["w4a4"]["native_bytes"] == table["w4a16"]["native_bytes"] == elements * 9 // 16 + 4 * matrices + rest
     assert all(r["emulated_bytes"] == 2 * elements + 4 * rows + rest for r in table.values())
     assert table["bf16"]["model_speedup_over_bf16_at_8192_tokens"] == 1.0
-    hopper = cost.cost_rows(surgery.rows, total, 2, [(m, m, 0.0) for m in ("fp8", "w4a16", "w4a4")], H200)
-    known = [row["model_speedup_over_bf16_at_8192_tokens"] is not None for row in hopper]
-    assert known == [True, True, False]  # no FP4 matrix units
+    hopper = cost.cost_rows(surgery.rows, total, 2, [(m, m, 0.0) for m in cost.UNITS], H200)
+    speeds = {row["rollout"]: row["model_speedup_over_bf16_at_8192_tokens"] for row in hopper}
+    assert speeds["bf16"] == 1.0 and speeds["fp8"] is not None and speeds["w4a4"] is None  # no FP4 matrix units
 
 
 @pytest.mark.parametrize(("rollout", "fmt", "k"), [("fp8", "fp8", 0.0), ("w4a4", "nvfp4", 0.0), ("w4a4", "nvfp4", 0.5)])

@@ -91,10 +91,24 @@ def test_only_native_rows_make_a_ratio(tmp_path, ledger):
     write_bench(tmp_path / "throughput", bench_file())
     (bench,) = read_benches(tmp_path / "throughput", ledger)
     assert bench.hardware == "1 x Made-up GPU"
-    found = ratio(bench.rows, "w4a4+rac", "fp8", "decode", 0.95)
+    found = ratio([bench.rows], "w4a4+rac", "fp8", "decode", 0.95)
     assert found.estimate == pytest.approx(1.1) and found.low == pytest.approx(1.1)
-    assert ratio(bench.rows, "w4a4+rac", "fp8", "prefill", 0.95) is None
-    assert ratio([r for r in bench.rows if r.backend != "native"], "w4a4+rac", "fp8", "decode", 0.95) is None
+    assert ratio([bench.rows], "w4a4+rac", "fp8", "prefill", 0.95) is None
+    assert ratio([[r for r in bench.rows if r.backend != "native"]], "w4a4+rac", "fp8", "decode", 0.95) is None
+
+
+def test_a_ratio_never_crosses_files_nor_graphs(tmp_path, ledger):
+    """QUADS with CUDA graphs, twice as fast, in one file; eager FP8 and QUADS in another: only those two count."""
+    write_bench(tmp_path / "throughput", bench_file())
+    (bench,) = read_benches(tmp_path / "throughput", ledger)
+    eager = [row.model_copy(update={"rollout_graphs": False}) for row in bench.rows]
+    quads = [row for row in eager if row.mode == "w4a4+rac" and row.backend == "native"]
+    double = [row.model_copy(update={"rollout_graphs": True, "tokens_per_s": 2 * row.tokens_per_s}) for row in quads]
+    other = [row.model_copy(update={"tokens_per_s": 2 * row.tokens_per_s}) for row in quads]
+    pair = ("w4a4+rac", "fp8", "decode", 0.95)
+    assert ratio([double], *pair) is None
+    for files in ([double, eager], [eager, double], [double + eager], [other, eager]):
+        assert ratio(files, *pair).estimate == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(

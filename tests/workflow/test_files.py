@@ -124,11 +124,13 @@ def test_a_wrong_checkpoint_asks_for_another_and_names_no_rule(
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "file" / "x.json"):
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    refused = (tmp_path, tmp_path / "file" / "x.json", tmp_path / "nowhere" / "x.json", Path("/dev/null"))
+    for path in (*refused, tmp_path / ("n" * 300)):
         with pytest.raises(ResultFileError, match="cannot be written"):
             require_writable(path)
     require_writable(tmp_path / "new" / "x.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
 
 
 @settings(deadline=None)  # it writes files: a busy disk is no failure

@@ -295,6 +295,20 @@ def test_unfinished_and_damaged_results_are_shown_as_such(tmp_path):
     assert "a-seed0:0" in gpu_results.progress(tmp_path)
 
 
+def test_a_number_that_is_null_shows_no_other_step_in_its_place(tmp_path):
+    run = tmp_path / "results" / "toy" / "train" / "a-seed0-x"
+    run.mkdir(parents=True)
+    steps = [{"eval_accuracy": None}, {"reward": 1, "gap_mean": 0.1, "seconds": 2.0}]
+    steps += [{"reward": 1, "gap_mean": None, "seconds": None}, {"eval_accuracy": 0.5}, {"eval_accuracy": 0.9}]
+    (run / "history.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    for engines in (None, {"own": None, "bf16": {"pass_at_1": 0.25}}):
+        evaluated = tmp_path / "results" / "toy" / "eval" / "a-seed0-x-1"
+        evaluated.mkdir(parents=True, exist_ok=True)
+        (evaluated / "result.json").write_text(json.dumps({"engines": engines}))
+        cells = gpu_results.table(tmp_path).splitlines()[1].split()[1:]
+        assert cells == ["2", "-", "0.900", "-", "0.250" if engines else "-", "-", "2.00", "-"]
+
+
 def test_the_whole_checkpoint_is_trained_where_all_layers_are_asked_for(tmp_path):
     import real_size
 

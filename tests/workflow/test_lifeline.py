@@ -119,15 +119,15 @@ def test_a_parent_killed_before_the_watch_starts_is_missed_by_nobody(tmp_path: P
             os.kill(child.pid, signal.SIGKILL)
 
 
-def test_a_second_call_starts_no_second_watch() -> None:
+def test_a_second_call_on_the_same_parents_starts_no_second_watch() -> None:
     program = (
         "import threading; from quads.lifeline import watch_parent\n"
-        "assert watch_parent() is watch_parent(); print(threading.active_count())"
+        "assert watch_parent() is watch_parent() is not watch_parent(parent=1); print(threading.active_count())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
-    assert done.stdout == "2\n", done.stderr
+    assert done.stdout == "3\n", done.stderr
 
 
 def test_a_zombie_is_not_alive() -> None:

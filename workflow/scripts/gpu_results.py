@@ -83,17 +83,17 @@ def cells(folder: Path) -> list[str]:
     trained = [r for r in rows if "reward" in r]
     accuracy = numbers(rows, "eval_accuracy")
     results = sorted(folder.parents[1].glob(f"eval/{folder.name}-*/result.json"))
-    evaluated = [said["engines"] for said in map(result, results) if "engines" in said]
+    evaluated = [said["engines"] for said in map(result, results) if isinstance(said.get("engines"), dict)]
     engines = evaluated[-1] if evaluated else {}
-    passed = [cell(engines.get(engine, {}).get("pass_at_1"), ".3f") for engine in ("own", "bf16")]
-    gaps, pace = numbers(trained[-10:], "gap_mean"), sorted(numbers(trained, "seconds"))
+    passed = [cell((engines.get(engine) or {}).get("pass_at_1"), ".3f") for engine in ("own", "bf16")]
+    gaps, pace = numbers(trained[-10:], "gap_mean"), sorted(s for s in numbers(trained, "seconds") if s is not None)
     ends = [cell(accuracy[i], ".3f") if len(accuracy) > j else "-" for i, j in ((0, 0), (-1, 1))]
     return [
         f"{folder.parents[1].name}/{folder.name}",
         str(len(trained)),
         *ends,
         *passed,
-        cell(sum(gaps) / len(gaps) if gaps else None, ".4f"),
+        cell(sum(gaps) / len(gaps) if gaps and None not in gaps else None, ".4f"),
         cell(pace[len(pace) // 2] if pace else None, ".2f"),
         cell((result(folder / "result.json").get("delta_weight") or {}).get("different"), ""),
     ]
@@ -104,9 +104,9 @@ def result(path: Path) -> dict[str, Any]:
     return next(iter(objects([path.read_text(errors="replace")] if path.is_file() else [])), {})
 
 
-def numbers(rows: Iterable[dict[str, Any]], key: str) -> list[float]:
-    """The values that are there; a step that went wrong has null."""
-    return [r[key] for r in rows if r.get(key) is not None]
+def numbers(rows: Iterable[dict[str, Any]], key: str) -> list[float | None]:
+    """The values of the rows that have the key; None, in its place, of a step that went wrong."""
+    return [r[key] for r in rows if key in r]
 
 
 def cell(value: float | None, form: str) -> str:

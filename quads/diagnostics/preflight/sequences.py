@@ -158,7 +158,7 @@ def _encode(row: dict[str, Any], tokenizer: Any, where: str) -> tuple[list[int],
                 raise ConfigError(f"{where}: the chat template does not take this prompt: {error}") from error
         if not text.strip():
             raise ConfigError(f"{where}: the prompt is blank")
-        answer = row.get("response") or ""
+        answer = "" if row.get("response") is None else row["response"]
         if not isinstance(answer, str):
             raise ConfigError(f"{where}: response is {type(answer).__name__} {answer!r}, expected a text")
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from descriptors import open_descriptors
+from descriptors import open_pipes
 
 from quads.rewards.code import (
     CodeGrader,
@@ -204,10 +204,10 @@ def test_a_program_that_was_never_started_is_infra(sandbox: Sandbox) -> None:
 
 def test_without_bubblewrap_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    before = open_descriptors()
+    before = open_pipes()
     with pytest.raises(SandboxUnavailableError, match=r"apt-get install -y bubblewrap.*QUADS_WEAK_SANDBOX=namespaces"):
         open_sandbox()
-    assert open_descriptors() == before
+    assert open_pipes() == before
     with pytest.raises(ValueError, match="bwrap, namespaces, rlimits"):
         open_sandbox("docker")  # type: ignore[arg-type]
 
