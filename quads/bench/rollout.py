@@ -211,6 +211,7 @@ def _write(
             ", ".join(f"{k}: {v}" for k, v in settings.items() if k != "kind"),
             rollout_rows.engine_table(fleet.started, left_out),
             rollout_rows.table(summary),
+            rollout_rows.LEGEND,
         ]
     )
     details = out.with_suffix(".details.jsonl")

@@ -27,6 +27,15 @@ log = logging.getLogger(__name__)
 REFERENCES = ("fp8", "bf16")
 
 
+LEGEND = (
+    "Backend: native (vLLM's own, or FP4 units) or emulated; the table above says what serves each engine. Median, and "
+    "spread (interquartile range / median), over rounds; / fp8 and / bf16: median of the ratios within a round, which "
+    "is not the ratio of the medians, and no better than the spreads. Memory: the largest of the rounds; on a GPU the "
+    "peak of torch's allocator during the request, on a CPU what the process holds after it, which grows with the "
+    "rounds."
+)
+
+
 class TooShortError(ValueError):
     """Decoding took no measurable time in any round."""
 

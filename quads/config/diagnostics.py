@@ -25,6 +25,11 @@ class Collapse(Frozen):
     patience: int = Field(7, gt=0, description="steps in a row before a condition counts")
     recover: float = Field(0.9, gt=0, le=1, description="recovered when reward >= recover x highest for `patience`")
 
+    @property
+    def shortest(self) -> int:
+        """Fewest training steps of which anything can be said: below that no condition can hold for `patience`."""
+        return self.patience + 1
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.recover <= self.drop:

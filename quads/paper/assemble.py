@@ -72,7 +72,7 @@ class Report:
     @cached_property
     def tests(self) -> list[benchmarks.Record]:
         """Every arm against BF16."""
-        return benchmarks.comparisons(self.x.sources, self.evaluation)
+        return benchmarks.comparisons(self.x.sources, self.evaluation, self.x.experiment.diagnostics.collapse)
 
     @cached_property
     def order(self) -> list[str]:
@@ -167,6 +167,7 @@ class Report:
             benchmarks=self._benchmark_grids(),
             studies=self._study_grids(),
             deviations=deviations(x.experiment, x.sources),
+            warning=tables.few_steps(self.rows, x.experiment.diagnostics.collapse),
             commit=provenance.commit(),
             files=files,
         )

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from quads.config import Evaluation
+from quads.config import Collapse, Evaluation
 from quads.evaluation.compare import Comparison, compare, holm
 from quads.evaluation.intervals import Tally, decoding_interval, macro_average, problem_interval
 from quads.evaluation.stats import FloatArray, Interval, seed_spread
 from quads.evaluation.summary import tally_of
 from quads.paper.sources import Source
-from quads.paper.tables import REFERENCE, group, resampling
+from quads.paper.tables import REFERENCE, group, resampling, too_short
 
 Record = dict[str, Any]
 POINTS = 100.0
@@ -42,8 +42,10 @@ def benchmark_records(sources: Sequence[Source], evaluation: Evaluation) -> list
     return out
 
 
-def comparisons(sources: Sequence[Source], evaluation: Evaluation) -> list[Record]:
-    """One record per arm and engine. Without a BF16 arm the comparisons are empty."""
+def comparisons(sources: Sequence[Source], evaluation: Evaluation, collapse: Collapse | None = None) -> list[Record]:
+    """One record per arm and engine. Without a BF16 arm the comparisons are empty; runs too short for the collapse
+    detector never count as non-inferior.
+    """
     if not evaluation.benchmarks.names:
         return []
     arms = group(sources)
@@ -57,6 +59,8 @@ def comparisons(sources: Sequence[Source], evaluation: Evaluation) -> list[Recor
             row = {"arm": name, "engine": engine, **_macro(runs, engine, evaluation)}
             level = (1 - evaluation.confidence) / 2
             row |= _columns(found[name], p_difference.get(name), p_noninferior.get(name), level)
+            if row["non_inferiority"] == "non-inferior" and too_short(sources, collapse or Collapse()):
+                row["non_inferiority"] = "not shown"
             out.append({**row, "run_ids": " ".join(r.run_id for r in runs)})
     return out
 

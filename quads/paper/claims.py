@@ -30,7 +30,7 @@ from quads.evaluation.stats import Interval, nested_bootstrap, paired_difference
 from quads.paper import seeds, status
 from quads.paper.sources import Source
 from quads.paper.status import Verdict
-from quads.paper.tables import group, mean_per_problem, resampling, tail
+from quads.paper.tables import group, mean_per_problem, resampling, tail, too_short
 
 Measure = Literal["pass@1", "gap", "recovered", "collapsed"]
 Relation = Literal["greater", "level", "collapses", "holds"]
@@ -153,7 +153,11 @@ def _collapse(claim: Claim, runs: tuple[Source, ...], experiment: Experiment) ->
     found = seeds.collapsed(runs, experiment.evaluation, experiment.diagnostics.collapse)
     count, of = sum(found.values()), len(found)
     why = f"{count} of {of} seeds collapsed"
-    if claim.relation == "holds":
+    if not count and too_short(runs, experiment.diagnostics.collapse):
+        fewest = min(len(run.steps) for run in runs)
+        needed = experiment.diagnostics.collapse.shortest
+        verdict = Verdict("inconclusive", f"{why}, after {fewest} steps; the detector needs {needed}")
+    elif claim.relation == "holds":
         verdict = Verdict("reproduced" if not count else "contradicted" if 2 * count > of else "partly", why)
     else:
         verdict = Verdict("reproduced" if 2 * count > of else "partly" if count else "contradicted", why)

@@ -52,6 +52,7 @@ class Contents:
     benchmarks: Sequence[tuple[str, Grid, str, bool]] = ()
     studies: Sequence[tuple[str, Grid | None, str]] = ()
     deviations: Sequence[str] = ()
+    warning: str = ""
     commit: str = ""
     files: Sequence[str] = field(default_factory=tuple)
 
@@ -71,9 +72,14 @@ def render(x: Contents, out: Path) -> str:
     ]
     title = f"QUADS, reproduced: {x.experiment.title}"
     navigation = tag("ul", *(tag("li", link(f"#{name}", said)) for name, said, _ in sections))
+    warning = [tag("p", tag("b", x.warning))] if x.warning else []
     body = [
         tag(
-            "header", tag("h1", title), tag("p", _lead(x), class_="lead"), tag("nav", navigation, aria_label="Sections")
+            "header",
+            tag("h1", title),
+            tag("p", _lead(x), class_="lead"),
+            *warning,
+            tag("nav", navigation, aria_label="Sections"),
         ),
         tag("main", *(tag("section", tag("h2", said), content, id=name) for name, said, content in sections)),
         tag("footer", tag("p", f"Made by python -m quads.report, commit {x.commit}. Experiment {x.experiment.name}.")),

@@ -12,7 +12,7 @@ from quads.config import Experiment
 from quads.evaluation.stats import Interval
 from quads.paper.cells import HEADER, MISSING, PaperTable, display_rows, seeds_words
 from quads.paper.ledger import Entry, Ledger
-from quads.paper.tables import Row, describe
+from quads.paper.tables import Row, describe, few_steps
 
 
 def percent(value: Interval | None, *, signed: bool = False) -> str:
@@ -129,8 +129,9 @@ def page(
 ) -> str:
     """The whole Markdown page; `benchmarks` is the section of render_benchmarks."""
     evaluation = experiment.evaluation
+    warning = few_steps(rows, experiment.diagnostics.collapse)
     return f"""# {experiment.title}
-
+{f"{chr(10)}**{warning}**{chr(10)}" if warning else ""}
 {markdown_table(*main_grid(rows))}
 pass@1 in percent on the held-out chains of the training task: mean over {evaluation.samples_per_problem} samples per \
 problem, temperature {evaluation.temperature:g}; start: one sample per problem, Wilson interval. Brackets are \

@@ -56,7 +56,7 @@ def notes_of(evaluation: Evaluation, sandboxes: Sequence[str]) -> tuple[str, str
         "Macro average: unweighted mean over benchmarks, problems redrawn within each. Difference to the BF16 arm in "
         "the same kind of engine: paired; p: two-sided sign-flip test; Holm over the arms of one engine. Non-inferior: "
         f"the interval and Holm's p both exclude a loss of {evaluation.noninferiority_margin:g} points, a margin fixed "
-        "in the configuration."
+        "in the configuration; runs of too few steps for the collapse detector never count."
     )
     return scores, tests
 

@@ -97,10 +97,30 @@ def build_rows(sources: Sequence[Source], evaluation: Evaluation, collapse: Coll
     return [_row(runs, reference, evaluation, collapse or Collapse()) for runs in arms.values()]
 
 
+def too_short(runs: Sequence[Source], collapse: Collapse) -> bool:
+    """Whether one of the runs has too few steps for anything to be said of its training."""
+    return any(len(run.steps) < collapse.shortest for run in runs)
+
+
+def few_steps(rows: Sequence[Row], collapse: Collapse) -> str:
+    """A warning for the top of a report whose runs are too short; "" where they are not."""
+    fewest = min((n for row in rows for n in row.steps), default=collapse.shortest)
+    if fewest >= collapse.shortest:
+        return ""
+    return (
+        f"These runs trained {fewest} steps: enough to show that everything works together, too few for any claim. "
+        "Accuracies, differences and statuses below say nothing about the method."
+    )
+
+
 def training_words(runs: Sequence[Source], collapse: Collapse) -> str:
     """What the detector says of an arm's runs: once where the seeds agree, else by seed."""
     found = [judge(run.steps, collapse) for run in runs]
-    words = [d.words + (", stopped" if run.train.get("stopped") else "") for d, run in zip(found, runs, strict=True)]
+    said = [
+        "too few steps to judge" if d.words == "healthy" and too_short([run], collapse) else d.words
+        for d, run in zip(found, runs, strict=True)
+    ]
+    words = [word + (", stopped" if run.train.get("stopped") else "") for word, run in zip(said, runs, strict=True)]
     if len(set(words)) == 1:
         return words[0]
     if {d.verdict for d in found} == {"collapsed"} and not any(run.train.get("stopped") for run in runs):

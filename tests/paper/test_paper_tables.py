@@ -162,6 +162,27 @@ def test_native_speeds_are_compared_and_others_only_shown(made_up, inputs):
     assert next(c for c in found.values() if c.measure.startswith("sync")).unit == "seconds"
 
 
+def test_rounds_of_one_measurement_are_one_row(made_up, inputs):
+    (made_up[0] / "throughput").mkdir()
+    row = {
+        "mode": "fp8",
+        "backend": "emulated",
+        "phase": "decode",
+        "batch": 8,
+        "prompt_tokens": 4,
+        "response_tokens": 4,
+    }
+    row |= {"rollout_backend": "triton", "rollout_graphs": True}
+    rows = [{**row, "tokens_per_s": speed} for speed in (30.0, 10.0, 11.0)] + [
+        {**row, "rollout_graphs": False, "tokens_per_s": 5.0}
+    ]
+    (made_up[0] / "throughput" / "card.json").write_text(json.dumps(bench_file(rows=rows)))
+    found = [c for c in tables(inputs)["throughput"].cells if c.row == "rollout fp8"]
+    assert [(c.here.estimate, c.here.low, c.here.high) for c in found] == [(11.0, 10.0, 30.0), (5.0, 5.0, 5.0)]
+    assert "emulated (triton, CUDA graphs), batch 8" in found[0].measure and "(triton, eager)" in found[1].measure
+    assert found[0].interval_over == "lowest and highest of 3 rounds"
+
+
 def test_weights_that_differ_contradict_the_shared_path(made_up, inputs):
     path = next((made_up[0] / "made_up" / "train").glob("quads-*/result.json"))
     said = json.loads(path.read_text())

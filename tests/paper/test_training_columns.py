@@ -15,10 +15,11 @@ from quads.config import Collapse
 from quads.diagnostics.during import COLUMNS
 from quads.files import ResultFileError
 from quads.paper.assemble import Report
+from quads.paper.claims import judge_claims
 from quads.paper.decomposition_figure import TERMS, gap_parts_figure, parts_records
 from quads.paper.render import main_grid
 from quads.paper.sources import load_sources
-from quads.paper.tables import build_rows, record
+from quads.paper.tables import build_rows, few_steps, record
 
 SENSITIVE = Collapse(window=1, baseline=2, patience=2, noise=0.0, drop=0.8, recover=0.9)
 
@@ -58,11 +59,28 @@ def test_a_seed_that_falls_is_named_where_the_detector_passes_it(tmp_path):
     experiment, arms = made_up_experiment(seeds=(0, 1)), made_up_arms()[:1]
     write_run(tmp_path, experiment, arms[0], 0)
     write_run(tmp_path, experiment, arms[0], 1, numbers=(0.55, 0.25, 0.001))
-    sources, blind = load_sources(tmp_path, experiment, arms), Collapse(patience=50)
+    sources, blind = load_sources(tmp_path, experiment, arms), Collapse(drop=0.05, recover=0.1)
     (row,) = build_rows(sources, experiment.evaluation, blind)
     assert row.training == "healthy; seed 1 ends below its start"
     (row,) = build_rows(sources, experiment.evaluation, SENSITIVE)
     assert "ends below" not in row.training and "seed 1: collapsed" in row.training
+
+
+def test_nothing_is_said_of_runs_of_a_few_steps(results):
+    """Two of twelve steps, where three are the fewest: no arm is healthy, no claim about collapse is judged."""
+    root, experiment, arms = results
+    diagnostics = experiment.diagnostics.model_copy(update={"collapse": SENSITIVE})
+    experiment = experiment.model_copy(update={"diagnostics": diagnostics})
+    whole = load_sources(root, experiment, arms)
+    short = [replace(s, steps=s.steps[:2]) for s in whole]
+    rows = build_rows(short, experiment.evaluation, SENSITIVE)
+    said = {row.arm.name: row.training.partition(";")[0] for row in rows}
+    assert {said[name] for name in ("bf16", "qat_only", "quads")} == {"too few steps to judge"}
+    assert few_steps(rows, SENSITIVE).startswith("These runs trained 2 steps")
+    assert few_steps(build_rows(whole, experiment.evaluation, SENSITIVE), SENSITIVE) == ""
+    words = {j.claim.text: j.verdict for j in judge_claims(short, experiment) if j.claim.measure == "collapsed"}
+    holds = words["QUADS does not collapse"]
+    assert str(holds).startswith("inconclusive: 0 of 2 seeds collapsed, after 2 steps; the detector needs 3")
 
 
 def test_verdict_and_steps_are_in_the_table(results):
