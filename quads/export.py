@@ -57,6 +57,13 @@ def _export(argv: list[str]) -> int:
 
     said = export(_request(args), args.out)
     log.info("%s: %s, %s, %d matrices", args.out, said["format"], said["mode"], said["matrices"])
+    if said["rac_left_out"]:
+        log.warning(
+            "warning: the arm's rollouts have RAC, %s does not: it holds plain %s weights, neither format can say RAC, "
+            "and a stock engine serves it without RAC. See docs/export.md",
+            args.out,
+            said["mode"].upper(),
+        )
     return 0
 
 
@@ -92,6 +99,7 @@ def _request(args: argparse.Namespace) -> Any:
         scale_group=arm.weight_scale_group,
         manifest=manifest,
         masks=masks if masks is not None and masks.is_file() else None,
+        rac=arm.rollout.rac is not None,
     )
     if mode == "w4a16":
         return request

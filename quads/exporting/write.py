@@ -42,7 +42,10 @@ _COPIED = ("generation_config.json", "chat_template.jinja", "*token*.json", "voc
 
 @dataclass(frozen=True)
 class Request:
-    """What to export. mode: w4a16 or w4a4; amax: fp32 [] by input name, required by w4a4 and ignored by w4a16."""
+    """What to export. mode: w4a16 or w4a4; amax: fp32 [] by input name, required by w4a4 and ignored by w4a16.
+
+    rac: whether the arm's rollouts have RAC, which the checkpoint then lacks.
+    """
 
     checkpoint: Path
     format: str
@@ -53,6 +56,7 @@ class Request:
     manifest: Manifest | None = None
     masks: Path | None = None
     calibration: str | None = None
+    rac: bool = False
 
 
 def export(request: Request, out: Path, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
@@ -154,4 +158,5 @@ def _said(request: Request, plan: Plan, size: int) -> dict[str, Any]:
         "bytes": size,
         "static_input_scales": static,
         "a_stock_engine_serves": f"NVFP4 weights, {served}",
+        "rac_left_out": request.rac,
     }

@@ -11,7 +11,7 @@ from tiny_moe import tiny_model
 from quads import export as stage
 from quads.exporting import parity
 
-BF16, QUADS = 0, 3
+BF16, NAIVE, QUADS = 0, 1, 3
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,19 @@ def test_a_run_is_exported_as_its_rollouts_are_and_verified(train, tmp_path, cap
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(report.read_text()) and printed["ok"]
     assert printed["numbers"]["logprob_trainer_max_nats"] <= parity.LIMIT_NATS
+
+
+@pytest.mark.parametrize(("train", "rac"), [(NAIVE, False), (QUADS, True)], indirect=["train"])
+@pytest.mark.parametrize("mode", ["w4a4", "w4a16"])
+def test_an_export_that_lacks_the_rollouts_rac_says_so(train, rac, mode, tmp_path, caplog):
+    out = tmp_path / "out"
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--mode", mode, "--out", str(out)]) == 0
+    assert json.loads((out / "quads_manifest.json").read_text())["export"]["rac_left_out"] is rac
+    warned = [r.getMessage() for r in caplog.records if r.name == "quads.export" and r.levelname == "WARNING"]
+    assert len(warned) == rac
+    assert (
+        not rac or f"plain {mode.upper()} weights" in warned[0] and "a stock engine serves it without RAC" in warned[0]
+    )
 
 
 def test_verify_fails_with_the_finding(train, tmp_path, capsys):
