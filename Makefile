@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 ARGS :=
 PORT := 5000
 PYTHON_FILES := quads tests workflow/scripts
-TYPED := quads/config quads/rewards quads/paper quads/provenance.py quads/files.py quads/lifeline.py quads/paths.py quads/schema.py quads/compare.py quads/comparison quads/exporting/manifest.py quads/markers.py
+TYPED := quads/config quads/rewards quads/paper quads/provenance.py quads/files.py quads/lifeline.py quads/paths.py quads/schema.py quads/compare.py quads/comparison quads/exporting/folders.py quads/exporting/manifest.py quads/markers.py
 
 .PHONY: help env toy smoke test test-fast lint ui
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import Arm, ConfigError, load_arm
+from quads.exporting.folders import require_new
 from quads.files import ResultFileError, read_result, write_json_atomic
 
 log = logging.getLogger("quads.export")
@@ -53,6 +54,7 @@ def _export(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.checkpoint and not args.arm:
         parser.error("--checkpoint needs --arm: which modules stay in high precision")
+    require_new(args.out)
     from quads.exporting.write import export
 
     said = export(_request(args), args.out)

@@ -25,6 +25,7 @@ TORCH_FREE = (
     "quads.schema",
     "quads.compare",
     "quads.comparison.page",
+    "quads.exporting.folders",
     "quads.exporting.manifest",
     "quads.markers",
 )

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from quads.exporting.checkpoint import SHARD_BYTES, Checkpoint, ShardWriter
+from quads.exporting.folders import require_new
 from quads.exporting.formats import ExportFormat, find_format
 from quads.exporting.manifest import Manifest
 from quads.exporting.plan import Group, Plan, make_plan
@@ -101,8 +102,7 @@ def _check(request: Request, plan: Plan, out: Path) -> None:
             "the arm has weight_scale_group 'shard': one global scale each for q, k, v. vLLM fuses these matrices, "
             "keeps one of the scales and serves wrong weights. Export an arm with weight_scale_group 'fused'"
         )
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty; give another folder, or delete it")
+    require_new(out)
     if request.mode == "w4a4":
         absent = [name for name in plan.inputs if name not in (request.amax or {})]
         if absent:
