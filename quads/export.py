@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quads.config import Arm, ConfigError, load_arm
-from quads.exporting.folders import require_new
+from quads.exporting.folders import require_new, require_run
 from quads.files import ResultFileError, read_result, write_json_atomic
 
 log = logging.getLogger("quads.export")
@@ -55,6 +55,8 @@ def _export(argv: list[str]) -> int:
     if args.checkpoint and not args.arm:
         parser.error("--checkpoint needs --arm: which modules stay in high precision")
     require_new(args.out)
+    if args.train:
+        require_run(args.train)
     from quads.exporting.write import export
 
     said = export(_request(args), args.out)

@@ -1,7 +1,7 @@
 """What a checkpoint's tensors are, and NVFP4 checkpoints that other engines load.
 
     manifest.py     module -> formats, kernel, scale conventions; from the files of a training run (no torch)
-    folders.py      the output folder that an export is given (no torch)
+    folders.py      the train folder and the output folder that an export is given (no torch)
     checkpoint.py   Hugging Face safetensors read tensor by tensor, written in shards
     plan.py         which matrices are quantized, which share a global scale, which input they multiply
     activations.py  static activation scales, which both formats require for W4A4

@@ -162,3 +162,23 @@ def test_an_output_folder_that_is_in_use_is_refused_before_anything_is_read(tmp_
         assert stage.main(["--train", str(tmp_path / "x"), "--format", "modelopt", "--out", str(out)]) == 1
         assert f"{out} {said}; give" in caplog.messages[-1]
     assert [p.name for p in used.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_does_not_exist_is_answered_with_those_that_do(train, tmp_path, caplog):
+    def said_of(folder):
+        assert stage.main(["--train", str(folder), "--format", "modelopt", "--out", str(tmp_path / "out")]) == 1
+        return caplog.messages[-1]
+
+    assert (
+        said_of(train.parent / "nope") == f"no folder {train.parent / 'nope'}; known under {train.parent}: {train.name}"
+    )
+    assert f"(did you mean {train.name}?)" in said_of(train.parent / train.name[:-1])
+    assert f"no finished run under {tmp_path / 'results/x/train'}" in said_of(tmp_path / "results/x/train/nope")
+    assert "is not a folder; give results/<experiment>/train/<run>" in said_of(train / "result.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_finished_is_answered_with_the_rule(train, tmp_path, caplog):
+    (train / "result.json").unlink()
+    assert stage.main(["--train", str(train), "--format", "modelopt", "--out", str(tmp_path / "out")]) == 1
+    assert f"training result {train / 'result.json'}: missing. Rebuild it with: " in caplog.text
