@@ -3,10 +3,10 @@
     python -m quads.preflight MODEL --prompts FILE [--out DIR]
     -> DIR/preflight.{md,svg,png}, then DIR/preflight.json; a summary on the terminal
 
-MODEL is a Hugging Face folder, FILE a .jsonl with `prompt` (and `response` where there are any). One decoder layer is
-in memory at a time. Exit code 0 whatever the verdict, 1 for input that cannot be used, 3 with --strict when a verdict
-is `will hurt`. Defaults: quads.config.Preflight. Differs from quads.diagnose in that no engine and no experiment is
-needed; its predictions are compared with engines in docs/preflight.md.
+MODEL is a Hugging Face folder, FILE a .jsonl, or a .parquet with such columns, of `prompt` (and `response` where there
+are any). One decoder layer is in memory at a time. Exit code 0 whatever the verdict, 1 for input that cannot be used, 3
+with --strict when a verdict is `will hurt`. Defaults: quads.config.Preflight. Differs from quads.diagnose in that no
+engine and no experiment is needed; its predictions are compared with engines in docs/preflight.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from quads.lifeline import watch_parents
 log = logging.getLogger("quads.preflight")
 
 STRICT = 3
+PROMPTS = "file of prompt [, response] or input_ids [, response_ids]: .jsonl, or .parquet with these columns"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     fields = Preflight.model_fields
     parser = argparse.ArgumentParser(prog="python -m quads.preflight", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, help="folder of a Hugging Face checkpoint (safetensors)")
-    parser.add_argument("--prompts", type=Path, required=True, help=".jsonl: prompt [, response] or input_ids")
+    parser.add_argument("--prompts", type=Path, required=True, help=PROMPTS)
     parser.add_argument("--out", type=Path, help="folder for preflight.json, .md and the figure")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--strict", action="store_true", help=f"exit code {STRICT} when a verdict is `will hurt`")
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         ("generate", int),
         ("seed", int),
     ):
-        text = f"{fields[name].description or name} (default {fields[name].default})"
+        text = f"{fields[name].description} (default {fields[name].default})"
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text.replace("%", "%%"))
     chip = fields["chip"]
     parser.add_argument(

@@ -40,11 +40,13 @@ class Preflight(Frozen):
     calibration_share: float = Field(
         0.25, gt=0, lt=1, description="share of the sequences that calibrates static RAC masks and is not scored"
     )
-    tokens_per_forward: int = Field(8192, gt=0)
+    tokens_per_forward: int = Field(
+        8192, gt=0, description="tokens, padding included, that pass a layer together; fewer take less memory"
+    )
     generate: int = Field(
         0, ge=0, description="sample responses of up to this many tokens from the checkpoint; needs it in memory whole"
     )
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of sampled responses, drawn tokens and the bootstrap")
     chip: Literal["B200", "H200"] = Field("B200", description="GPU whose rates the speed model takes")
     clip_low: float = Field(0.2, gt=0, lt=1, description="clip range of the policy ratio, for the clipped share")
     clip_high: float = Field(0.2, gt=0)

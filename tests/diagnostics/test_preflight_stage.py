@@ -6,6 +6,8 @@ import json
 import logging
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from other_moe import tiny_olmoe
@@ -15,7 +17,7 @@ from tiny_moe import tiny_model
 
 from quads import preflight
 from quads.config import ConfigError, Preflight
-from quads.diagnostics.preflight import head
+from quads.diagnostics.preflight import head, report
 from quads.diagnostics.preflight.sequences import read_sequences, split
 
 FEW = ["--gap", "0", "--sequences", "16"]
@@ -271,10 +273,42 @@ def test_text_prompts_need_their_field(checkpoint: Path, tmp_path: Path, caplog:
     assert read.basis == "response" and read.scored_tokens == 8 and read.start == [4] * 4
 
 
+def test_a_table_of_prompts_reads_as_its_lines_do(
+    checkpoint: Path, prompts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+    table = tmp_path / "p.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    assert read_sequences(table, checkpoint, 43, Preflight()) == read_sequences(prompts, checkpoint, 43, Preflight())
+    pq.write_table(pa.Table.from_pylist([rows[0], {"input_ids": rows[1]["input_ids"]}]), table)
+    assert "row 2 has no response, others have" in failed(checkpoint, table, caplog)
+    pq.write_table(pa.Table.from_pylist(rows)[:0], table)
+    assert "the table has no row" in failed(checkpoint, table, caplog)
+    table.write_bytes(b"PAR1")
+    assert f"{table}: not a complete parquet file" in failed(checkpoint, table, caplog)
+
+
+def test_prompts_are_checked_before_the_model_is_rewritten(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "apply_surgery", lambda *_: pytest.fail("surgery came first"))
+    assert "no such file" in failed(checkpoint, tmp_path / "absent.jsonl", caplog)
+
+
+def test_every_option_says_what_it_is() -> None:
+    """A field without a description would show as `None (default ...)`."""
+    helps = {action.dest: action.help or "" for action in preflight._parser()._actions}
+    assert all(len(text.split()) > 3 and not text.startswith("None") for text in helps.values()), helps
+    assert ".parquet" in helps["prompts"]
+
+
 def test_no_prompts_file_and_bad_options(
     checkpoint: Path, prompts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "no such file" in failed(checkpoint, tmp_path / "absent.jsonl", caplog)
+    assert f"{tmp_path}: is a folder; --prompts takes a file: a .jsonl, or a .parquet" in failed(
+        checkpoint, tmp_path, caplog
+    )
     assert "rac.mask=batch" in failed(checkpoint, prompts, caplog, "--rac-mask", "batch")
     assert "rollouts" in failed(checkpoint, prompts, caplog, "--rollouts", "int4")
     assert (

@@ -46,8 +46,9 @@ OFFENDERS = {
 def run(folder: Path, prompts: Path, settings: Preflight, device: str) -> Row:
     """Everything that preflight.json holds. Raises ConfigError with what to do for input that cannot be used."""
     begun = time.monotonic()
-    skeleton, surgery, checkpoint = _open(folder, settings)
+    skeleton = make_skeleton(folder)
     read = sequences.read_sequences(prompts, folder, skeleton.config.vocab_size, settings)
+    surgery, checkpoint = _open(folder, skeleton, settings)
     if settings.generate:
         read = sequences.generate(folder, read, settings, device)
     calibration, scored = sequences.split(read, settings.calibration_share)
@@ -92,13 +93,12 @@ def run(folder: Path, prompts: Path, settings: Preflight, device: str) -> Row:
     return _json_ready(result)
 
 
-def _open(folder: Path, settings: Preflight) -> tuple[torch.nn.Module, SurgeryReport, Checkpoint]:
-    skeleton = make_skeleton(folder)
+def _open(folder: Path, skeleton: torch.nn.Module, settings: Preflight) -> tuple[SurgeryReport, Checkpoint]:
     try:
         surgery = apply_surgery(skeleton, Precision("nvfp4", "nvfp4", skip=settings.keep_high_precision))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{folder}: NVFP4 cannot be used on this model: {error}") from error
-    return skeleton, surgery, Checkpoint(folder, skeleton)
+    return surgery, Checkpoint(folder, skeleton)
 
 
 def _model(folder: Path, skeleton: torch.nn.Module, surgery: SurgeryReport) -> Row:

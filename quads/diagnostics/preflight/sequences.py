@@ -1,7 +1,7 @@
 """Prompts (and responses) of a file as token ids, split into calibration and scored sequences, in padded chunks.
 
     .jsonl    {"prompt": text or chat messages, "response": text}   or   {"input_ids": [...], "response_ids": [...]}
-    .parquet  rows of quads.data.build
+    .parquet  the same fields as columns; data sets of quads.data.build are such files
     basis     "response": given responses are scored | "prompt": the prompt's own tokens, from the second one |
               "generated": responses sampled from the checkpoint in BF16-rounded weights, temperature 1
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from quads.config import ConfigError, Preflight
 
+FILES = "a .jsonl, or a .parquet with the same fields as columns"
 FIELDS = "a `prompt` (text or chat messages) or `input_ids`, and optionally `response` or `response_ids`"
 
 
@@ -103,14 +104,10 @@ def _shortened(ids: list[list[int]], start: list[int], basis: str, limit: int, p
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; --prompts takes a .jsonl with {FIELDS}")
+        wrong = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "no such file"
+        raise ConfigError(f"{path}: {wrong}; --prompts takes a file: {FILES}. A row has {FIELDS}")
     if path.suffix == ".parquet":
-        from quads.data.build import read
-
-        try:
-            return [dict(row) for row in read(path)]
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        return _parquet(path)
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
@@ -127,6 +124,19 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(f"{path}: no prompt, the file is empty or blank; each line is an object with {FIELDS}")
     return rows
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    try:
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a complete parquet file ({error}); make it again, or give a .jsonl") from error
+    if not rows:
+        raise ConfigError(f"{path}: no prompt, the table has no row; each row has {FIELDS}")
+    # a table has every column in every row: null stands for a field that a row of a .jsonl would lack
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
 def load_tokenizer(checkpoint: Path) -> Any:
