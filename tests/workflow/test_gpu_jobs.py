@@ -185,6 +185,17 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
     assert all(j.gpus == 2 for j in jobs if j.name.startswith("train-"))
 
 
+def test_the_options_of_the_real_size_say_what_they_are(monkeypatch, capsys):
+    import real_size
+
+    monkeypatch.setattr(sys, "argv", ["real_size.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        real_size.main()
+    said = " ".join(capsys.readouterr().out.partition("positional arguments:")[2].split())
+    for text in ("--gpus GPUS GPUs of", "--layers LAYERS layers of", "--train-layers TRAIN_LAYERS first layers"):
+        assert text in said
+
+
 def test_the_rollouts_of_the_real_size_leave_nothing_out(tmp_path):
     import real_size
 
