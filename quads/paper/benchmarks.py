@@ -43,8 +43,8 @@ def benchmark_records(sources: Sequence[Source], evaluation: Evaluation) -> list
 
 
 def comparisons(sources: Sequence[Source], evaluation: Evaluation, collapse: Collapse | None = None) -> list[Record]:
-    """One record per arm and engine. Without a BF16 arm the comparisons are empty; runs too short for the collapse
-    detector never count as non-inferior.
+    """One record per arm and engine. Without a BF16 arm the comparisons are empty; an arm is never non-inferior when
+    its runs or the BF16 arm's are too short for the collapse detector.
     """
     if not evaluation.benchmarks.names:
         return []
@@ -59,7 +59,9 @@ def comparisons(sources: Sequence[Source], evaluation: Evaluation, collapse: Col
             row = {"arm": name, "engine": engine, **_macro(runs, engine, evaluation)}
             level = (1 - evaluation.confidence) / 2
             row |= _columns(found[name], p_difference.get(name), p_noninferior.get(name), level)
-            if row["non_inferiority"] == "non-inferior" and too_short(sources, collapse or Collapse()):
+            if row["non_inferiority"] == "non-inferior" and too_short(
+                [*runs, *arms[REFERENCE]], collapse or Collapse()
+            ):
                 row["non_inferiority"] = "not shown"
             out.append({**row, "run_ids": " ".join(r.run_id for r in runs)})
     return out

@@ -130,8 +130,9 @@ def page(
     """The whole Markdown page; `benchmarks` is the section of render_benchmarks."""
     evaluation = experiment.evaluation
     warning = few_steps(rows, experiment.diagnostics.collapse)
+    banner = f"\n**{warning}**\n" if warning else ""
     return f"""# {experiment.title}
-{f"{chr(10)}**{warning}**{chr(10)}" if warning else ""}
+{banner}
 {markdown_table(*main_grid(rows))}
 pass@1 in percent on the held-out chains of the training task: mean over {evaluation.samples_per_problem} samples per \
 problem, temperature {evaluation.temperature:g}; start: one sample per problem, Wilson interval. Brackets are \

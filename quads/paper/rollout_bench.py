@@ -50,10 +50,20 @@ class BenchRow(Frozen):
 
     @model_validator(mode="after")
     def _measured(self) -> Self:
-        if (self.seconds if self.phase == "sync" else self.tokens_per_s) is None:
+        if self._stated is None:
             wanted = "seconds" if self.phase == "sync" else "tokens_per_s"
             raise ValueError(f"row of mode {self.mode}, phase {self.phase}: {wanted} is missing")
         return self
+
+    @property
+    def _stated(self) -> float | None:
+        return self.seconds if self.phase == "sync" else self.tokens_per_s
+
+    @property
+    def value(self) -> float:
+        """Seconds of a sync, else tokens/s."""
+        assert self._stated is not None  # a row without is refused
+        return self._stated
 
     @property
     def shape(self) -> tuple[str, bool | None, str, int, int, int]:

@@ -76,8 +76,7 @@ def _by_shape(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
 
 
 def _rounds(key: str, rows: Sequence[BenchRow]) -> Cell:
-    row, found = rows[0], [r.seconds if r.phase == "sync" else r.tokens_per_s for r in rows]
-    values = sorted(value for value in found if value is not None)  # BenchRow refuses a row without
+    row, values = rows[0], sorted(r.value for r in rows)
     shape = f"batch {row.batch}, {row.prompt_tokens} + {row.response_tokens} tokens"
     words = {"native": "measured", "emulated": "emulation, no speed claim", "roofline": "model, not measured"}
     unit: Unit = "seconds" if row.phase == "sync" else "tokens/s"

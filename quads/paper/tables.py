@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quads.config import Arm, Collapse, Evaluation
-from quads.diagnostics.collapse import STOPPING, judge
+from quads.diagnostics.collapse import STOPPING, Detector, judge
 from quads.evaluation.stats import (
     Interval,
     bootstrap_mean,
@@ -103,12 +103,12 @@ def too_short(runs: Sequence[Source], collapse: Collapse) -> bool:
 
 
 def few_steps(rows: Sequence[Row], collapse: Collapse) -> str:
-    """A warning for the top of a report whose runs are too short; "" where they are not."""
-    fewest = min((n for row in rows for n in row.steps), default=collapse.shortest)
-    if fewest >= collapse.shortest:
+    """A warning for the top of a report whose runs are all too short; one arm that stopped early makes none: ""."""
+    most = max((n for row in rows for n in row.steps), default=collapse.shortest)
+    if most >= collapse.shortest:
         return ""
     return (
-        f"These runs trained {fewest} steps: enough to show that everything works together, too few for any claim. "
+        f"These runs trained {most} steps: enough to show that everything works together, too few for any claim. "
         "Accuracies, differences and statuses below say nothing about the method."
     )
 
@@ -116,16 +116,18 @@ def few_steps(rows: Sequence[Row], collapse: Collapse) -> str:
 def training_words(runs: Sequence[Source], collapse: Collapse) -> str:
     """What the detector says of an arm's runs: once where the seeds agree, else by seed."""
     found = [judge(run.steps, collapse) for run in runs]
-    said = [
-        "too few steps to judge" if d.words == "healthy" and too_short([run], collapse) else d.words
-        for d, run in zip(found, runs, strict=True)
-    ]
-    words = [word + (", stopped" if run.train.get("stopped") else "") for word, run in zip(said, runs, strict=True)]
+    words = [_words(d, run, collapse) for d, run in zip(found, runs, strict=True)]
     if len(set(words)) == 1:
         return words[0]
     if {d.verdict for d in found} == {"collapsed"} and not any(run.train.get("stopped") for run in runs):
         return "collapsed at steps " + ", ".join(str(d.first("collapsed")) for d in found)
     return "; ".join(f"seed {run.seed}: {w}" for run, w in zip(runs, words, strict=True))
+
+
+def _words(detector: Detector, run: Source, collapse: Collapse) -> str:
+    unjudged = detector.verdict == "healthy" and too_short([run], collapse)
+    said = "too few steps to judge" if unjudged else detector.words
+    return said + (", stopped" if run.train.get("stopped") else "")
 
 
 def below_start(run: Source, evaluation: Evaluation) -> bool:

@@ -1,6 +1,7 @@
 """The benchmark section from synthetic results: pooled counts, tests against BF16, Holm, verdicts, and the page."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from made_up_results import BENCHMARKS, MADE_UP, PROBLEMS, SAMPLES, made_up_arms, made_up_experiment, write_run
@@ -49,8 +50,18 @@ def test_the_same_results_are_non_inferior(tmp_path, evaluation):
     experiment, arms = made_up_experiment(), made_up_arms()
     for arm in arms:
         write_run(tmp_path, experiment, arm, 0, numbers=MADE_UP["bf16"])
-    rows = [r for r in comparisons(load_sources(tmp_path, experiment, arms), evaluation) if r["arm"] != "bf16"]
+    sources = load_sources(tmp_path, experiment, arms)
+    rows = [r for r in comparisons(sources, evaluation) if r["arm"] != "bf16"]
     assert {r["non_inferiority"] for r in rows} == {"non-inferior"} and {r["p"] for r in rows} == {1.0}
+
+    def after_few_steps(name):
+        cut = [replace(s, steps=s.steps[:7]) if s.arm.name == name else s for s in sources]
+        return {r["arm"]: r["non_inferiority"] for r in comparisons(cut, evaluation) if r["arm"] != "bf16"}
+
+    # the arm alone, but everyone where it is the arm that all are compared with
+    others = dict.fromkeys((r["arm"] for r in rows), "non-inferior")
+    assert after_few_steps("quads") == {**others, "quads": "not shown"}
+    assert set(after_few_steps("bf16").values()) == {"not shown"}
 
 
 def test_seeds_are_pooled_and_their_spread_is_shown(tmp_path, evaluation):

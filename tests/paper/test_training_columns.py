@@ -77,7 +77,12 @@ def test_nothing_is_said_of_runs_of_a_few_steps(results):
     said = {row.arm.name: row.training.partition(";")[0] for row in rows}
     assert {said[name] for name in ("bf16", "qat_only", "quads")} == {"too few steps to judge"}
     assert few_steps(rows, SENSITIVE).startswith("These runs trained 2 steps")
-    assert few_steps(build_rows(whole, experiment.evaluation, SENSITIVE), SENSITIVE) == ""
+    one = [short[0], *whole[1:]]
+    assert few_steps(build_rows(one, experiment.evaluation, SENSITIVE), SENSITIVE) == ""
+    x = report.read_inputs(experiment, short, root, diagnose=root / "none", throughput=root / "none")
+    report.build(x, root / "out")
+    for name in ("table.md", "index.html"):
+        assert "These runs trained 2 steps" in (root / "out" / name).read_text()
     words = {j.claim.text: j.verdict for j in judge_claims(short, experiment) if j.claim.measure == "collapsed"}
     holds = words["QUADS does not collapse"]
     assert str(holds).startswith("inconclusive: 0 of 2 seeds collapsed, after 2 steps; the detector needs 3")
