@@ -116,9 +116,9 @@ def judge_claims(sources: Sequence[Source], experiment: Experiment) -> list[Judg
 
 
 def _judge(claim: Claim, arms: dict[str, list[Source]], experiment: Experiment) -> Judged:
-    names = [claim.greater, claim.smaller, *(["bf16"] if claim.measure == "recovered" else [])]
+    names = list(dict.fromkeys([claim.greater, claim.smaller, *(["bf16"] if claim.measure == "recovered" else [])]))
     absent = [name for name in names if name not in arms]
-    runs = tuple(r for name in dict.fromkeys(names) for r in arms.get(name, ()))
+    runs = tuple(r for name in names for r in arms.get(name, ()))
     if absent:
         return Judged(claim, None, missing_arms(absent, experiment), runs)
     if claim.measure == "collapsed":

@@ -165,6 +165,11 @@ def test_claims_are_judged_by_what_was_measured(sources):
     assert found["gap", "nvfp4_naive", "qat_only"] == "reproduced: same direction"
     assert found["gap", "qat_symmetric", "qat_only"] == "not run: no arm qat_symmetric in this experiment"
     assert found["pass@1", "bf16", "fp8"] == "not run: no arm fp8 in this experiment"
+    without = [s for s in sources if s.arm.name != "quads"]
+    assert (
+        judged(without, made_up_experiment())["collapsed", "quads", "quads"]
+        == "not run: no arm quads in this experiment"
+    )
     # (60.5 - 20.5) / (90.5 - 20.5) = 0.57: the direction holds, "most" is not shown
     assert found["recovered", "qat_only", "nvfp4_naive"] == "partly: same direction, not shown to exceed 0.5"
 
