@@ -19,6 +19,12 @@ class Tolerance:
 
 
 TOLERANCES: dict[str, Tolerance] = {
+    "chunked_head": Tolerance(
+        limit=1e-5,
+        measured=2.0e-6,
+        why="|log-prob or entropy - float64| in nats, 20 seeds of 1500 tokens, logits of standard deviation 4 over 53 "
+        "words: float32 log-softmax",
+    ),
     "outlier_injection_logits": Tolerance(
         limit=1e-5,
         measured=2.2e-6,

@@ -234,6 +234,11 @@ class Runtime(Frozen):
     tokens_per_gpu: int | None = Field(
         None, gt=0, description="dynamic micro-batches of at most this many tokens; null: micro_batch_sequences"
     )
+    chunked_head: bool = Field(
+        False,
+        description="trainer's log-probs and entropy a chunk of tokens at a time: no float32 copy of all logits; sums in "
+        "another order. For large vocabularies without flash-attn",
+    )
     offload: bool = Field(False, description="trainer's parameters and optimizer state on the host between phases")
     sleep: bool = Field(False, description="the engine frees weights and cache while the trainer updates")
     object_store_mib: int | None = Field(

@@ -24,6 +24,7 @@ from quads.layers.setup import Precision
 from quads.layers.surgery import apply_surgery, quads_layers, set_static_masks
 from quads.numerics.rac import RacSpec
 from quads.trainer.calibration import calibrate
+from quads.trainer.stored import load_widened
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def load_model(
     """The checkpoint in float32 after surgery, in eval mode. Raises what surgery and set_static_masks raise."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    model = load_widened(
+        AutoModelForCausalLM, checkpoint, torch.float32, attn_implementation="eager", local_files_only=True
     )
     return prepare_model(model.to(device), precision, masks=masks, stored=stored)
 

@@ -25,10 +25,12 @@ from torch import Tensor
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from quads.integrations.verl.compat import use_chunked_head, use_stored_dtype
 from quads.layers.execution import Execution
 from quads.layers.names import DEFAULT_SKIP
 from quads.layers.surgery import Precision, apply_surgery, invalidate_weight_cache
 from quads.numerics.rac import RacSpec
+from quads.trainer import head
 from quads.trainer.calibration import RAC_MASK_PREFIX, calibrate
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class QuadsOptions:
     surgery_report: str | None
     engine_weights: str | None
     delta_weight_report: str | None
+    chunked_head: bool = False
 
     @classmethod
     def from_config(cls, config: Any) -> QuadsOptions:
@@ -64,6 +67,7 @@ class QuadsOptions:
             surgery_report=config.surgery_report,
             engine_weights=config.engine_weights,
             delta_weight_report=config.delta_weight_report,
+            chunked_head=config.chunked_head,
         )
 
     @classmethod
@@ -96,6 +100,7 @@ class QuadsOptions:
             surgery_report=values["surgery_report"],
             engine_weights=None,
             delta_weight_report=None,
+            chunked_head=values["chunked_head"],
         )
 
 
@@ -112,6 +117,7 @@ STOCK: dict[str, Any] = {
     "calibration": None,
     "masks": None,
     "surgery_report": None,
+    "chunked_head": False,
 }
 
 # verl builds engines through a registry whose constructor signature has no room for options; the worker of the same
@@ -158,6 +164,10 @@ class QuadsFSDPEngine(FSDPEngineWithLMHead):
 
     def _build_module(self) -> torch.nn.Module:
         self.quads = _options or QuadsOptions.from_model_config(self.model_config.override_config)
+        if self.quads.chunked_head:
+            use_chunked_head()
+            self.compute_entropy_from_logits = head.entropy  # verl has taken its own when this engine was made
+        use_stored_dtype()
         module = super()._build_module()
         report = apply_surgery(module, self.quads.precision, self.quads.execution)
         if self.quads.surgery_report and int(os.environ.get("RANK", "0")) == 0:

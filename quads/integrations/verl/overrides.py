@@ -246,6 +246,7 @@ def _quads(run: Run, paths: RunPaths) -> dict[str, Any]:
             "backend": run.runtime.trainer_backend,
             "experts": run.runtime.trainer_experts,
             "cache": run.runtime.weight_cache,
+            "chunked_head": run.runtime.chunked_head,
             "rac": rac.model_dump() if rac is not None and static else None,
             "calibration": str(paths.data / "calibration.parquet") if static else None,
             "masks": str(paths.checkpoints / "rac_masks.safetensors") if static else None,

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint in another dtype than its files': read as stored, then widened.
+
+bfloat16 -> float32 is exact, so the parameters are the same to the last bit, and buffers (rotary frequencies, float32 at
+every dtype) are left alone. Only the way differs: asked for float32, transformers converts each expert's matrix while it
+fuses them, on one thread, which took 28 s for 1.9 billion parameters on two cores where reading them as stored took 2.2 s and
+widening another 2.2 s. Files of another dtype than bfloat16, or of several, are read as asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+
+def stored_dtypes(checkpoint: str | Path) -> set[str]:
+    """safetensors' names ("BF16", "F32") of the dtypes in a checkpoint folder; empty without safetensors files."""
+    found: set[str] = set()
+    for path in sorted(Path(checkpoint).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    return found
+
+
+def load_widened(auto_class: Any, checkpoint: str | Path, dtype: torch.dtype, **more: Any) -> Any:
+    """`auto_class.from_pretrained(checkpoint, dtype=dtype, **more)`, by the faster way where it is exact."""
+    exact = dtype == torch.float32 and stored_dtypes(checkpoint) == {"BF16"}
+    model = auto_class.from_pretrained(str(checkpoint), dtype=torch.bfloat16 if exact else dtype, **more)
+    if exact:
+        model.to(dtype).config.dtype = dtype
+    return model
