@@ -2,13 +2,15 @@
 """A few GRPO steps at real size, timed by phase: the training stage without checkpoints, validation or tables.
 
     python -m quads.bench.real_train --experiment configs/real_size.yaml --arm quads --model DIR --data DIR
-                                     --out FILE.json [--steps 5] [--compare-weights] [--set KEY=VALUE ...]
+                                     --out FILE.json [--steps 5] [--compare-weights] [--profile N] [--set KEY=VALUE ...]
     -> FILE.json (quads.real_train/1): every step's phases, memory and gap as verl logged them, the decomposition of
        step 1 and of the last step, receipt, surgery counts, the weight comparison where asked for; FILE.log
 
 Same driver, worker, engine and plugin as `python -m quads.train`; `--set` hands more words to verl and `runtime.NAME=`
 values of this experiment's runtime. Nothing resumes: a step here costs minutes, a checkpoint 12 bytes a parameter.
-`--compare-weights` has every engine dump its weights at the start and the end (2 bytes a parameter and GPU, on disk).
+`--profile N` records the GPU kernels of the N-th step's update on rank 0 (quads.trainer.profile); that step is left out
+of the medians. `--compare-weights` has every engine dump its weights at the start and the end (2 bytes a parameter and
+GPU, on disk).
 Differs from quads.train in what it leaves out, so its file is no result of a run and says so by its schema.
 """
 
@@ -42,9 +44,10 @@ log = logging.getLogger("quads.bench.real_train")
 FIRST = 2  # the first step compiles kernels and allocates: it is reported, the medians leave it out
 
 
-def words(steps: int, compare: bool) -> list[str]:
+def words(steps: int, compare: bool, profile: int | None = None) -> list[str]:
     """What a benchmark changes in verl's configuration."""
     return [
+        *([] if profile is None else [f"++actor_rollout_ref.quads.profile_update={profile}"]),
         f"trainer.total_training_steps={steps}",
         "trainer.save_freq=-1",
         "trainer.test_freq=-1",
@@ -76,9 +79,9 @@ def with_runtime(runtime: Runtime, settings: list[str]) -> tuple[Runtime, list[s
         raise from_validation("--set", Runtime, error) from None
 
 
-def medians(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Median of every timing and peak over the steps from FIRST on."""
-    later = [s for s in steps if s["step"] >= FIRST] or steps
+def medians(steps: list[dict[str, Any]], profiled: int | None = None) -> dict[str, float]:
+    """Median of every timing and peak over the steps from FIRST on, without the profiled one where there are others."""
+    later = [s for s in steps if s["step"] >= FIRST and s["step"] != profiled] or steps
     keys = sorted({k for s in later for k in s if k.startswith(("timing_s/", "perf/"))})
     return {k: statistics.median([s[k] for s in later if k in s]) for k in keys}
 
@@ -111,7 +114,7 @@ def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said:
         except SystemExit as ended:  # SIGTERM, a scheduler's limit: what was measured is kept
             failed = f"ended by a signal (exit status {ended.code})"
     steps = measured(place)
-    files = {name: place / f"{name}.json" for name in ("receipt", "surgery", "delta_weight")}
+    files = {name: place / f"{name}.json" for name in ("receipt", "surgery", "delta_weight", "profile")}
     found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
     receipt = found.get("receipt", {})
     decomposition = place / "decomposition.jsonl"
@@ -121,17 +124,37 @@ def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said:
         **said,
         "failed": failed,
         "steps": steps,
-        "medians": medians(steps) if steps else {},
+        "medians": medians(steps, said["profiled_step"]) if steps else {},
         "decomposition": read_jsonl(decomposition, ("step",)) if decomposition.exists() else [],
         "receipt": {k: receipt[k] for k in ("mode", "backend", "execution", "counts") if k in receipt},
         "surgery": {k: v for k, v in found.get("surgery", {}).items() if not isinstance(v, list | dict)},
         "delta_weight": found.get("delta_weight"),
+        "profile": found.get("profile"),
         "seconds": {"first_step_after": ready[0] if ready else None, "total": time.time() - began},
         "hardware": hardware(),
         "versions": versions(*PACKAGES),
         "commit": commit(),
         "code_hash": code_hash(*training_roots(False), "quads.bench.real_train"),
     }
+
+
+def checked(args: argparse.Namespace) -> tuple[Run, int, list[str]]:
+    """The run, its number of steps and the words for verl. Raises ConfigError naming what cannot be run."""
+    configs = args.experiment.parent
+    experiment = load_experiment(args.experiment.stem, configs)
+    runtime, more = with_runtime(experiment.runtime, args.set)
+    run = resolve_run(experiment.model_copy(update={"runtime": runtime}), load_arm(args.arm, configs), 0)
+    steps = experiment.grpo.steps if args.steps is None else args.steps
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: at least one step is needed")
+    if args.profile is not None and not 1 <= args.profile <= steps:
+        raise ConfigError(f"--profile {args.profile}: there are steps 1 to {steps}")
+    if args.profile is not None and runtime.device != "cuda":
+        raise ConfigError(f"--profile records GPU kernels, runtime.device is {runtime.device}")
+    for folder, maker in ((args.model, "quads.bench.real_model"), (args.data, "quads.prepare")):
+        if not (folder / "manifest.json").is_file():
+            raise ConfigError(f"{folder} is no finished folder of {maker}: it has no manifest.json")
+    return run, steps, more
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -144,26 +167,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--steps", type=int, help="default: grpo.steps")
     parser.add_argument("--compare-weights", action="store_true", help="engine against trainer, element by element")
+    parser.add_argument("--profile", type=int, metavar="N", help="kernels of the N-th step's update (GPU only)")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="runtime.NAME=..., or verl's own")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     watch_parents()
     try:
-        configs = args.experiment.parent
-        experiment = load_experiment(args.experiment.stem, configs)
-        runtime, more = with_runtime(experiment.runtime, args.set)
-        run = resolve_run(experiment.model_copy(update={"runtime": runtime}), load_arm(args.arm, configs), 0)
-        steps = experiment.grpo.steps if args.steps is None else args.steps
-        if steps < 1:
-            raise ConfigError(f"--steps {steps}: at least one step is needed")
-        for folder, maker in ((args.model, "quads.bench.real_model"), (args.data, "quads.prepare")):
-            if not (folder / "manifest.json").is_file():
-                raise ConfigError(f"{folder} is no finished folder of {maker}: it has no manifest.json")
+        run, steps, more = checked(args)
         require_writable(args.out)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="real-train-", dir=args.out.parent) as place:
-            said = {"model": str(args.model), "planned_steps": steps, "set": args.set}
-            words_ = [*words(steps, args.compare_weights), *more]
+            said = {"model": str(args.model), "planned_steps": steps, "profiled_step": args.profile, "set": args.set}
+            words_ = [*words(steps, args.compare_weights, args.profile), *more]
             result = bench(run, args.model.resolve(), args.data.resolve(), Path(place).resolve(), words_, said)
             if (log_file := Path(place) / "train.log").exists():
                 shutil.copy(log_file, args.out.with_suffix(".log"))

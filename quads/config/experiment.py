@@ -236,7 +236,7 @@ class Runtime(Frozen):
     )
     chunked_head: bool = Field(
         False,
-        description="trainer's log-probs and entropy a chunk of tokens at a time: no float32 copy of all logits; sums in "
+        description="trainer's log-probs and entropy by chunks of tokens, without a float32 copy of all logits; sums in "
         "another order. For large vocabularies without flash-attn",
     )
     offload: bool = Field(False, description="trainer's parameters and optimizer state on the host between phases")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint in another dtype than its files': read as stored, then widened.
 
-bfloat16 -> float32 is exact, so the parameters are the same to the last bit, and buffers (rotary frequencies, float32 at
-every dtype) are left alone. Only the way differs: asked for float32, transformers converts each expert's matrix while it
-fuses them, on one thread, which took 28 s for 1.9 billion parameters on two cores where reading them as stored took 2.2 s and
-widening another 2.2 s. Files of another dtype than bfloat16, or of several, are read as asked.
+bfloat16 -> float32 is exact, so the parameters are the same to the last bit, and buffers (rotary frequencies, float32
+at every dtype) are left alone. Only the way differs: asked for float32, transformers converts each expert's matrix
+while it fuses them, on one thread, which took 28 s for 1.9 billion parameters on two cores where reading them as stored
+took 2.2 s and widening another 2.2 s. Files of another dtype than bfloat16, or of several, are read as asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def stored_dtypes(checkpoint: str | Path) -> set[str]:
     found: set[str] = set()
     for path in sorted(Path(checkpoint).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}
     return found
 
 

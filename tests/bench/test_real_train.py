@@ -38,8 +38,10 @@ def test_bad_settings_are_named(word: str, why: str) -> None:
 def test_the_words_are_verls(tmp_path: Path) -> None:
     from quads.integrations.verl.main import compose
 
-    words = [*verl_overrides(RUN, RunPaths(*[tmp_path] * 5)), *real_train.words(3, compare=False)]
-    trainer = compose(words).trainer
+    words = [*verl_overrides(RUN, RunPaths(*[tmp_path] * 5)), *real_train.words(3, compare=False, profile=2)]
+    config = compose(words)
+    assert config.actor_rollout_ref.quads.profile_update == 2
+    trainer = config.trainer
     assert (trainer.total_training_steps, trainer.save_freq, trainer.val_before_train) == (3, -1, False)
     assert trainer.v1.quads_sync.compare_weights is False
 
@@ -57,6 +59,7 @@ def test_medians_leave_the_first_step_out(tmp_path: Path) -> None:
     assert [s["step"] for s in steps] == [1, 2, 3] and "who" not in steps[0]
     assert real_train.medians(steps) == {"timing_s/step": 6.0, "perf/x": 6.0}
     assert real_train.medians(steps[:1])["timing_s/step"] == 90.0
+    assert real_train.medians(steps, profiled=3)["timing_s/step"] == 5.0
 
 
 def folders(tmp_path: Path) -> list[str]:
@@ -93,6 +96,9 @@ def test_fewer_steps_than_planned_is_a_failure_and_bad_input_starts_nothing(tmp_
     assert real_train.main([*arguments, "--steps", "2"]) == 1
     monkeypatch.setattr(real_train, "run_driver", lambda *args: pytest.fail("started"))
     assert real_train.main([*arguments, "--steps", "0"]) == 1 and "at least one step" in caplog.text
+    assert real_train.main([*arguments, "--profile", "9"]) == 1 and "--profile 9: there are steps 1 to" in caplog.text
+    cpu = [*arguments, "--profile", "1", "--experiment", "configs/toy.yaml"]
+    assert real_train.main(cpu) == 1 and "runtime.device is cpu" in caplog.text
     assert real_train.main([*arguments, "--out", str(tmp_path)]) == 1 and "it is a folder" in caplog.text
     (tmp_path / "data" / "manifest.json").unlink()
     assert real_train.main(arguments) == 1 and "quads.prepare" in caplog.text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tolerances import TOLERANCES
 
 from quads.trainer import head
-from tolerances import TOLERANCES
 
 
 def whole(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

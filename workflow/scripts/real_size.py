@@ -4,10 +4,11 @@
     python workflow/scripts/gpu_jobs.py ROOT start --jobs JOBS.json --gpus 2 --seconds S, then `wait` as often as needed
 
     model        the checkpoint, 61 GB at 48 layers, into --models (default ROOT/models); its first layers for training
-    rollout-*    one GPU: modes side by side with vLLM's own FP8, batch and length, prefill and decode, sync, memory
+    rollout-*    one GPU: engine modes, batch and length, prefill and decode, weight sync, memory
     preflight    one GPU, layer-streamed: predicted gaps of every pair, by layer
     tensor       two GPUs: weights and log-probs under tensor parallelism against one GPU's
-    train-*      all GPUs: five GRPO steps of each arm with FSDP2, by phase, with the gap's decomposition
+    train-*      all GPUs: five GRPO steps of each arm with FSDP2, by phase, with the gap's decomposition (by layer too)
+                 and the GPU's time in one update
 
 Resumable: a job whose JSON exists is not repeated. Everything lands in ROOT/results/real_size/bench. Differs from a
 Snakemake target in that nothing here is a result of training.
@@ -22,14 +23,22 @@ from pathlib import Path
 
 CONFIG = "configs/real_size.yaml"
 OUT = "results/real_size/bench"
-# No fp8: the plugin's mode cannot be captured in CUDA graphs, which these jobs use.
-# Two engines of 30B fit into one card's memory only beside vLLM's own FP8 (half the bytes); it is in every pair, so
-# that ratios to it are of one run.
-PAIRS = ("bf16", "w4a4", "w4a4+rac:50", "w4a16", "w4a4+rac:100", "w4a4+rac:25", "w4a4+rac:12.5")
-SHAPES = "16x512x64,64x512x64,256x512x64,16x2048x64,64x2048x64"
-FEWER = "16x512x64,64x512x64"
+ALL = "16x512x64,64x512x64,256x512x64,16x2048x64,64x2048x64"
+SMALL = "16x512x64,64x512x64,16x2048x64"
+# (modes of the plugin, vLLM's own, shapes) of one job each. One card's memory holds an emulated engine of 30B (2 bytes a
+# weight) beside vLLM's FP8, or two of them with the small caches of SMALL. No fp8 of the plugin: that mode cannot be
+# captured in CUDA graphs, which these jobs use.
+ENGINES: dict[str, tuple[str, str, str]] = {
+    "stock": ("none", "bf16,fp8", ALL),
+    "w4a4": ("w4a4", "fp8", ALL),
+    "rac-50": ("w4a4+rac:50", "", ALL),
+    "bf16": ("bf16", "", ALL),
+    "rac-100-w4a16": ("w4a4+rac:100,w4a16", "", SMALL),
+    "rac-25-12.5": ("w4a4+rac:25,w4a4+rac:12.5", "", SMALL),
+}
 PROMPTS = "results/real_size/prompts.jsonl"
-ARMS = ("quads", "bf16", "nvfp4_naive", "fp8")
+ARMS = ("quads", "nvfp4_naive", "bf16", "fp8")
+PROFILED = 3  # the step whose update is profiled
 
 
 def python(*words: object) -> list[str]:
@@ -37,20 +46,18 @@ def python(*words: object) -> list[str]:
 
 
 def rollouts(model: Path, root: Path) -> list[dict]:
-    """One job per pair of engines; further shares of RAC at fewer shapes."""
+    """One job per group of engines; all at once in one card's memory, measured in turn."""
     jobs = []
-    stock = [("stock", "bf16", "--stock", "bf16,fp8", SHAPES)]
-    own = [(name, name, "--stock", "fp8", FEWER if ":" in name and name != "w4a4+rac:50" else SHAPES) for name in PAIRS]
-    for label, mode, *options, shapes in stock + own:
-        name = f"rollout-{label.replace('+', '-').replace(':', '-')}"
-        target = f"{OUT}/{name}.json"
-        modes = ["--modes", mode] if label != "stock" else ["--modes", "none"]
+    for label, (modes, stock, shapes) in ENGINES.items():
+        target = f"{OUT}/rollout-{label}.json"
         command = python(
-            "-m", "quads.bench.rollout", "--experiment", CONFIG, "--model", model, *modes, *options, "--backend",
-            "triton", "--graphs", "--shapes", shapes, "--rounds", 2, "--together", "--out", root / target,
+            "-m", "quads.bench.rollout", "--experiment", CONFIG, "--model", model, "--modes", modes,
+            *(["--stock", stock] if stock else []), "--backend", "triton", "--graphs", "--shapes", shapes, "--rounds",
+            2, "--together", "--out", root / target,
         )  # fmt: skip
         needs = [str(model / "manifest.json")]
-        jobs.append({"name": name, "command": command, "target": target, "needs": needs, "share": 1.0, "limit": 400.0})
+        jobs.append({"name": f"rollout-{label}", "command": command, "target": target, "needs": needs, "share": 1.0,
+                     "limit": 400.0})  # fmt: skip
     return jobs
 
 
@@ -66,7 +73,7 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) ->
         {"name": "model-train",
          "command": python(*make, "--layers", train_layers, "--first-of", big, "--out", small),
          "target": f"{small}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0},
-        *rollouts(big, root)[:4],
+        *rollouts(big, root),
     ]  # fmt: skip
     if train_layers == layers:
         jobs = [job for job in jobs if job["name"] != "model-train"]
@@ -76,7 +83,7 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) ->
         target = f"{OUT}/train-{arm}.json"
         command = python(
             "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", small, "--data", data,
-            "--out", root / target, "--set", f"runtime.gpus_per_node={gpus}",
+            "--out", root / target, "--profile", PROFILED, "--set", f"runtime.gpus_per_node={gpus}",
             f"runtime.rollout_graphs={arm != 'fp8'}".lower(),
         )  # fmt: skip
         needs = [f"{small}/manifest.json", f"{data}/manifest.json"]
@@ -88,7 +95,7 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) ->
     )  # fmt: skip
     jobs.append({"name": "preflight", "command": command, "target": f"{OUT}/preflight/preflight.json",
                  "needs": [f"{big}/manifest.json"], "share": 1.0, "limit": 400.0})  # fmt: skip
-    return [*jobs, *rollouts(big, root)[4:]]
+    return jobs
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ Traps paid for:
   platform turns it back into mp.
 - enforce_eager=false alone compiles with Inductor, and verl sets cudagraph_mode to FULL_AND_PIECEWISE unless
   compilation_config says otherwise: quads.integrations.vllm.execution says it.
+- FSDPEngineConfig defers gradient sync by default and verl's YAML does not; deferring cannot fit a large model.
 - kv_cache_memory_bytes is overridden by VLLM_CPU_KVCACHE_SPACE: the session leaves that variable unset.
 """
 
@@ -114,6 +115,8 @@ def _actor(run: Run) -> dict[str, Any]:
         f"{actor}.fsdp_config.use_torch_compile": False,
         f"{actor}.use_torch_compile": False,
         f"{actor}.fsdp_config.seed": run.seed,
+        # True would keep 4 bytes a parameter of unsharded gradients on every GPU, and its dataclass says True.
+        f"{actor}.fsdp_config.use_no_sync_for_gradient_accumulation": False,
         f"{actor}.fsdp_config.model_dtype": "fp32",
         f"+{actor}.fsdp_config.mixed_precision": precision,
         f"{actor}.fsdp_config.param_offload": runtime.offload,

@@ -26,6 +26,7 @@ from quads.integrations.verl.session import weight_socket
 from quads.layers.setup import Precision
 from quads.layers.surgery import quantized_weights
 from quads.rollout.mode import EngineConfig
+from quads.trainer.profile import profiled
 from quads.trainer.rungs import at_precision, rung_precisions
 from quads.trainer.weights import Dump, compare_weights
 
@@ -81,6 +82,18 @@ class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
             Path(self.options.delta_weight_report).write_text(json.dumps(report, indent=1))
         Path(path).unlink(missing_ok=True)
         return report
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict:
+        """verl's; the `quads.profile_update`-th one of a benchmark is profiled (rank 0 writes profile.json)."""
+        self.updates = getattr(self, "updates", 0) + 1
+        if self.updates != self.config.quads.get("profile_update"):
+            return super().update_actor(data)
+        with profiled() as found:
+            output = super().update_actor(data)
+        if self.rank == 0:
+            Path(self.options.surgery_report).with_name("profile.json").write_text(json.dumps(found, indent=1))
+        return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def rung_log_probs(self, data: TensorDict) -> TensorDict:
