@@ -25,8 +25,8 @@ CONFIG = "configs/real_size.yaml"
 OUT = "results/real_size/bench"
 ALL = "16x512x64,64x512x64,256x512x64,16x2048x64,64x2048x64"
 SMALL = "16x512x64,64x512x64,16x2048x64"
-# (modes of the plugin, vLLM's own, shapes) of one job each. One card's memory holds an emulated engine of 30B (2 bytes a
-# weight) beside vLLM's FP8, or two of them with the small caches of SMALL. No fp8 of the plugin: that mode cannot be
+# (modes of the plugin, vLLM's own, shapes) of one job each. One card's memory holds an emulated engine of 30B (2 bytes
+# a weight) beside vLLM's FP8, or two of them with the small caches of SMALL. No fp8 of the plugin: that mode cannot be
 # captured in CUDA graphs, which these jobs use.
 ENGINES: dict[str, tuple[str, str, str]] = {
     "stock": ("none", "bf16,fp8", ALL),
