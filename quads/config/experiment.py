@@ -236,8 +236,8 @@ class Runtime(Frozen):
     )
     chunked_head: bool = Field(
         False,
-        description="trainer's log-probs and entropy by chunks of tokens, without a float32 copy of all logits; sums in "
-        "another order. For large vocabularies without flash-attn",
+        description="trainer's log-probs and entropy by chunks of tokens, without a float32 copy of all logits; sums "
+        "in another order. For large vocabularies without flash-attn",
     )
     offload: bool = Field(False, description="trainer's parameters and optimizer state on the host between phases")
     sleep: bool = Field(False, description="the engine frees weights and cache while the trainer updates")
