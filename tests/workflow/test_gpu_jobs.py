@@ -177,12 +177,44 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
     import real_size
 
     listed = tmp_path / "jobs.json"
-    listed.write_text(json.dumps(real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16)))
+    listed.write_text(json.dumps(real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16, 4)))
     jobs = gpu_plan.more_jobs(listed, tmp_path)
     targets = {j.target for j in jobs}
     assert len(targets) == len(jobs) > 10
     assert {need for j in jobs for need in j.needs} <= targets
     assert all(j.gpus == 2 for j in jobs if j.name.startswith("train-"))
+    assert {j.name: j.gpus for j in jobs if j.name.startswith("scale-")} == {"scale-1": 1, "scale-2": 2}
+    wide = real_size.plan(tmp_path, tmp_path / "models", 6, 48, 48, 4)
+    assert [j["gpus"] for j in wide if j["name"].startswith("scale-")] == [1, 2, 4, 6]
+
+
+def test_every_training_of_the_real_size_is_one_that_starts(tmp_path):
+    import argparse
+
+    import real_size
+
+    from quads.bench import real_train
+
+    def folders(name):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+        return tmp_path / name
+
+    model, data = folders("model"), folders("data")
+    jobs = [j for j in real_size.plan(tmp_path, tmp_path, 2, 48, 16, 4) if j["name"].startswith(("train-", "scale-"))]
+    for job in jobs:
+        words = dict(zip(job["command"][3::2], job["command"][4::2], strict=False))
+        args = argparse.Namespace(
+            experiment=Path(words["--experiment"]),
+            arm=words["--arm"],
+            model=model,
+            data=data,
+            steps=int(words["--steps"]) if "--steps" in words else None,
+            profile=int(words["--profile"]),
+            set=job["command"][job["command"].index("--set") + 1 :],
+        )
+        run, steps, more = real_train.checked(args)
+        assert (run.runtime.gpus_per_node, more) == (job["gpus"], []) and steps >= args.profile
 
 
 def test_the_options_of_the_real_size_say_what_they_are(monkeypatch, capsys):
@@ -202,7 +234,7 @@ def test_the_rollouts_of_the_real_size_leave_nothing_out(tmp_path):
     from quads.bench import rollout, rollout_plan
 
     experiment = load_experiment("real_size")
-    jobs = [j for j in real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16) if j["name"].startswith("rollout-")]
+    jobs = [j for j in real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16, 4) if j["name"].startswith("rollout-")]
     assert len(jobs) == len(real_size.ENGINES)
     named = {mode for modes, _, _ in real_size.ENGINES.values() for mode in modes.split(",")} - {"none"}
     assert named == {"bf16", "w4a16", "w4a4", *(f"w4a4+rac:{k}" for k in ("12.5", "25", "50", "100"))}
@@ -325,5 +357,5 @@ def test_a_number_that_is_null_shows_no_other_step_in_its_place(tmp_path):
 def test_the_whole_checkpoint_is_trained_where_all_layers_are_asked_for(tmp_path):
     import real_size
 
-    names = [j["name"] for j in real_size.plan(tmp_path, tmp_path / "models", 4, 48, 48)]
+    names = [j["name"] for j in real_size.plan(tmp_path, tmp_path / "models", 4, 48, 48, 4)]
     assert "model-train" not in names and "model" in names and "train-quads" in names

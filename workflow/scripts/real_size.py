@@ -9,6 +9,7 @@
     tensor       two GPUs: weights and log-probs under tensor parallelism against one GPU's
     train-*      all GPUs: five GRPO steps of each arm with FSDP2, by phase, with the gap's decomposition (by layer too)
                  and the GPU's time in one update
+    scale-*      three steps of fewer layers on 1, 2, 4 ... GPUs, the same 128 responses a step
 
 Resumable: a job whose JSON exists is not repeated. Everything lands in ROOT/results/real_size/bench. Differs from a
 Snakemake target in that nothing here is a result of training.
@@ -38,6 +39,7 @@ ENGINES: dict[str, tuple[str, str, str]] = {
     "rac-25-12.5": ("w4a4+rac:25,w4a4+rac:12.5", "", SMALL),
 }
 VOCABULARY = 151936
+DATA = "results/real_size/data"
 PROMPTS = "results/real_size/prompts.jsonl"
 ARMS = ("quads", "nvfp4_naive", "bf16", "fp8")
 PROFILED = 3  # the step whose update is profiled
@@ -63,39 +65,53 @@ def rollouts(model: Path, root: Path) -> list[dict]:
     return jobs
 
 
-def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int) -> list[dict]:
+def training(name: str, arm: str, model: Path, root: Path, gpus: int, *more: object) -> dict:
+    """One job of real_train on all its GPUs."""
+    data, target = root / DATA, f"{OUT}/{name}.json"
+    words = [word for word in more if not str(word).startswith("runtime.")]
+    settings = [f"runtime.gpus_per_node={gpus}", f"runtime.rollout_graphs={arm != 'fp8'}".lower()]
+    settings += [str(word) for word in more if str(word).startswith("runtime.")]
+    command = python(
+        "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", model, "--data", data, "--out",
+        root / target, "--profile", PROFILED, *words, "--set", *settings,
+    )  # fmt: skip
+    needs = [f"{model}/manifest.json", f"{data}/manifest.json"]
+    return {"name": name, "command": command, "target": target, "needs": needs, "gpus": gpus, "share": 1.0,
+            "limit": 600.0}  # fmt: skip
+
+
+def preflight(name: str, model: Path, root: Path) -> dict:
+    """One job of quads.preflight on one GPU."""
+    command = python(
+        "-m", "quads.preflight", model, "--prompts", root / PROMPTS, "--gap", 0, "--device", "cuda", "--chip", "H200",
+        "--out", root / OUT / name,
+    )  # fmt: skip
+    return {"name": name, "command": command, "target": f"{OUT}/{name}/preflight.json",
+            "needs": [f"{model}/manifest.json"], "share": 1.0, "limit": 400.0}  # fmt: skip
+
+
+def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int, scale_layers: int) -> list[dict]:
     """All jobs, in the order in which they matter."""
-    big, small, data = models / f"layers{layers}", models / f"layers{train_layers}", root / "results/real_size/data"
+    big, small, few = (models / f"layers{n}" for n in (layers, train_layers, scale_layers))
     make = ["-m", "quads.bench.real_model", "--experiment", CONFIG]
-    jobs = [
-        {"name": "data", "command": python("-m", "quads.prepare", "--experiment", CONFIG, "--out", data),
-         "target": f"{data}/manifest.json", "gpus": 0},
+    made = [
+        {"name": "data", "command": python("-m", "quads.prepare", "--experiment", CONFIG, "--out", root / DATA),
+         "target": f"{root / DATA}/manifest.json", "gpus": 0},
         {"name": "model", "command": python(*make, "--layers", layers, "--out", big),
          "target": f"{big}/manifest.json", "share": 0.5},
-        {"name": "model-train",
-         "command": python(*make, "--layers", train_layers, "--first-of", big, "--out", small),
-         "target": f"{small}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0},
-        *rollouts(big, root),
     ]  # fmt: skip
+    for name, first, folder in (("model-train", train_layers, small), ("model-scale", scale_layers, few)):
+        made.append({"name": name, "command": python(*make, "--layers", first, "--first-of", big, "--out", folder),
+                     "target": f"{folder}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0})  # fmt: skip
     tensor = python("tests/parity/tensor_parallel_runs.py", root / OUT / "tensor")
-    jobs.append({"name": "tensor", "command": tensor, "target": f"{OUT}/tensor/report.json", "gpus": 2, "share": 0.1})
-    for arm in ARMS:
-        target = f"{OUT}/train-{arm}.json"
-        command = python(
-            "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", small, "--data", data,
-            "--out", root / target, "--profile", PROFILED, "--set", f"runtime.gpus_per_node={gpus}",
-            f"runtime.rollout_graphs={arm != 'fp8'}".lower(),
-        )  # fmt: skip
-        needs = [f"{small}/manifest.json", f"{data}/manifest.json"]
-        jobs.append({"name": f"train-{arm}", "command": command, "target": target, "needs": needs, "gpus": gpus,
-                     "share": 1.0, "limit": 600.0})  # fmt: skip
-    for name, model in {"preflight": big, "preflight-train": small}.items():
-        command = python(
-            "-m", "quads.preflight", model, "--prompts", root / PROMPTS, "--gap", 0, "--device", "cuda", "--chip",
-            "H200", "--out", root / OUT / name,
-        )  # fmt: skip
-        jobs.append({"name": name, "command": command, "target": f"{OUT}/{name}/preflight.json",
-                     "needs": [f"{model}/manifest.json"], "share": 1.0, "limit": 400.0})  # fmt: skip
+    two = {"name": "tensor", "command": tensor, "target": f"{OUT}/tensor/report.json", "gpus": 2, "share": 0.1}
+    arms = [training(f"train-{arm}", arm, small, root, gpus) for arm in ARMS]
+    counts = sorted({2**i for i in range(gpus.bit_length()) if 2**i <= gpus} | {gpus})
+    scaling = [
+        training(f"scale-{n}", "quads", few, root, n, "--steps", PROFILED, "runtime.max_sequences=128") for n in counts
+    ]
+    ahead = [preflight("preflight", big, root), preflight("preflight-train", small, root)]
+    jobs = [*made, two, *rollouts(big, root), *arms[:2], *ahead, *scaling, *arms[2:]]
     twice = ("model-train", "preflight-train") if train_layers == layers else ()
     return [job for job in jobs if job["name"] not in twice]
 
@@ -111,16 +127,21 @@ def main() -> None:
     parser.add_argument(
         "--train-layers", type=int, default=16, help="first layers of it that are trained (default 16, for two GPUs)"
     )
+    parser.add_argument(
+        "--scale-layers", type=int, default=4, help="first layers of it whose training is timed on 1, 2, 4 ... GPUs"
+    )
     parser.add_argument("--models", type=Path, help="folder for the checkpoints; default ROOT/models")
     parser.add_argument("--only", nargs="+", help="beginnings of job names")
     args = parser.parse_args()
     root = args.root.resolve()
     models = (args.models or root / "models").resolve()
-    if args.gpus < 1 or not 1 <= args.train_layers <= args.layers:
-        parser.error(
-            f"need --gpus {args.gpus} >= 1 and 1 <= --train-layers {args.train_layers} <= --layers {args.layers}"
-        )
-    jobs = plan(root, models, args.gpus, args.layers, args.train_layers)
+    if args.gpus < 1:
+        parser.error(f"--gpus {args.gpus}: at least one")
+    for name in ("train_layers", "scale_layers"):
+        if not 1 <= getattr(args, name) <= args.layers:
+            word = name.replace("_", "-")
+            parser.error(f"need 1 <= --{word} {getattr(args, name)} <= --layers {args.layers}")
+    jobs = plan(root, models, args.gpus, args.layers, args.train_layers, args.scale_layers)
     draw = random.Random(0)  # text of a random network is uniform: entropy 11.4 of 11.9
     ids = [[draw.choices(range(VOCABULARY), k=n) for n in (16, 144)] for _ in range(8)]
     prompts = [{"input_ids": prompt, "response_ids": response} for prompt, response in ids]
