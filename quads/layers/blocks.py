@@ -7,14 +7,15 @@
 Keys: "<module>.in", "<module>.out" with the trainer's module names (`model.layers.0.self_attn`, `model.layers.0.mlp`),
 and `model.layers.0` for the stream. Every forward appends one float32 CPU copy [rows, D], rows = tokens in order.
 A copy, because an engine adds the next norm's residual in place. Where a layer returns (update, stream) separately, as
-vLLM's do, the stream is their sum in float32; the engine itself rounds it once more when it adds them.
+vLLM's do, the stream is their sum in float32; the engine itself rounds it once more when it adds them. A training run
+keeps less (`first`): a selection of the first forward's outputs and streams, in its own dtype.
 Differs from `output_hidden_states` in that both programs are read at the same places, blocks included.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,20 +47,32 @@ def blocks(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 @contextmanager
-def recorded(model: torch.nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """While the block runs: key -> one tensor per forward, see the module docstring."""
+def recorded(
+    model: torch.nn.Module, first: Callable[[Tensor], Tensor] | None = None
+) -> Iterator[dict[str, list[Tensor]]]:
+    """While the block runs: key -> one tensor per forward, see the module docstring.
+
+    first: keep a CPU copy of first(x) alone, for outputs and streams x [..., D] of the first forward; later forwards
+    and inputs cost nothing.
+    """
     kept: dict[str, list[Tensor]] = {}
     handles = []
 
+    def keep(key: str, x: Tensor) -> None:
+        if first is None:
+            kept.setdefault(key, []).append(_copy(x))
+        elif key not in kept:
+            kept[key] = [first(x).detach().to("cpu", copy=True)]
+
     def before(key: str) -> Any:
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            kept.setdefault(key, []).append(_copy(_input(args, kwargs)))
+            keep(key, _input(args, kwargs))
 
         return hook
 
     def after(key: str) -> Any:
         def hook(_: Any, args: Any, output: Any) -> None:
-            kept.setdefault(key, []).append(_copy(_stream(output)))
+            keep(key, _stream(output))
 
         return hook
 
@@ -68,7 +81,8 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[str, list[Tensor]]]:
             if _LAYER.search(name):
                 handles.append(module.register_forward_hook(after(name)))
             else:
-                handles.append(module.register_forward_pre_hook(before(f"{name}.in"), with_kwargs=True))
+                if first is None:
+                    handles.append(module.register_forward_pre_hook(before(f"{name}.in"), with_kwargs=True))
                 handles.append(module.register_forward_hook(after(f"{name}.out")))
         yield kept
     finally:
