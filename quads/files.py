@@ -172,17 +172,17 @@ def read_checkpoint_config(model: Path, sizes: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def append_jsonl(path: str | Path, obj: dict[str, Any]) -> None:
-    """Append one object as one line and flush it to the disk; first cut off a torn last line of a killed writer.
+def append_jsonl(path: str | Path, *objects: dict[str, Any]) -> None:
+    """Append each object as one line and flush to the disk, once; first cut off a torn last line of a killed writer.
 
     NaN and infinity are errors: they are not JSON. One writer at a time.
     """
     path = Path(path)
-    line = json.dumps(obj, separators=(",", ":"), allow_nan=False) + "\n"
+    text = "".join(json.dumps(obj, separators=(",", ":"), allow_nan=False) + "\n" for obj in objects)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         _cut_torn_tail(file.fileno(), path)
-        file.write(line.encode())
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 

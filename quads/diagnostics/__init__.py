@@ -9,7 +9,7 @@
                   step-0 studies: one table and one figure each (figures.py); measure.py: what several share
     trained.py    the same decomposition after training: a run's checkpoint, its own engine and its own masks
     names.py      names of the studies
-    during.py     the decomposition while training: when, and its file
+    during.py     the decomposition while training: when, and its files; during_layers.py: the same by layer
     collapse.py   when a training run counts as collapsed (no torch)
 
 Reads checkpoints and captured files; needs no training run. Importing this package loads no torch.

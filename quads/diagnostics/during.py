@@ -1,7 +1,10 @@
-"""The decomposition during training: when it is measured, and its row in decomposition.jsonl.
+"""The decomposition during training: when it is measured, and its files.
 
+    decomposition.jsonl, a line per step
     row = {step, tokens, sequences, seconds, <term>_mean, <term>_mean_abs, <term>_p99_abs, <term>_max_abs}
     term in total, delta_weight, delta_act, delta_num      (nats per token; quads.diagnostics.decompose defines them)
+
+    decomposition_layers.jsonl, a line per step and layer: {step} and the row of quads.diagnostics.during_layers
 
 Measured on the step's own rollout batch with the weights that produced it, before the update, so that total_mean_abs
 is the history's gap_mean of that step (up to how micro-batches are averaged). Steps: the first, every multiple of
@@ -12,6 +15,7 @@ Differs from the step-0 study in that the parts of delta_num are not measured: t
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from quads.diagnostics.decompose import TERMS, Rungs, decompose
 from quads.files import append_jsonl, read_jsonl, write_text_atomic
 
 FILE = "decomposition.jsonl"
+LAYERS_FILE = "decomposition_layers.jsonl"
 COLUMNS = tuple(f"{term}_{how}" for term in ("total", *TERMS) for how in ("mean", "mean_abs", "p99_abs", "max_abs"))
 
 
@@ -44,13 +49,18 @@ def row(step: int, rungs: Rungs, mask_BR: Tensor) -> dict[str, Any]:
 
 
 def keep_until(out: Path, step: int) -> None:
-    """Drop rows after `step`: a resumed run measures them again."""
-    path = out / FILE
-    if path.exists():
-        rows = [r for r in read_jsonl(path, ("step",), kind="decomposition") if r["step"] <= step]
-        write_text_atomic(path, "".join(json.dumps(r) + "\n" for r in rows))
+    """Drop rows after `step` from both files: a resumed run measures them again."""
+    for path in (out / FILE, out / LAYERS_FILE):
+        if path.exists():
+            rows = [r for r in read_jsonl(path, ("step",), kind="decomposition") if r["step"] <= step]
+            write_text_atomic(path, "".join(json.dumps(r) + "\n" for r in rows))
 
 
 def append(out: Path, line: dict[str, Any]) -> None:
     """Add one row."""
     append_jsonl(out / FILE, line)
+
+
+def append_layers(out: Path, step: int, lines: Iterable[dict[str, Any]]) -> None:
+    """Add a step's rows of the layers."""
+    append_jsonl(out / LAYERS_FILE, *({"step": step} | line for line in lines))

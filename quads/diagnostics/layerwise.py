@@ -25,6 +25,7 @@ from torch import Tensor
 
 from quads.diagnostics import capture, figures_arms, metrics
 from quads.diagnostics.context import Context, Row, Study, Table
+from quads.diagnostics.during_layers import token_rel_l2
 from quads.layers.blocks import fed, recorded
 from quads.layers.setup import Precision
 
@@ -163,7 +164,7 @@ def _compare(trainer_ND: Tensor, rollout_ND: Tensor) -> dict[str, Tensor]:
     """float64 [N] per metric."""
     a, b = trainer_ND.double(), rollout_ND.double()
     return {
-        "token_rel_l2": (a - b).norm(dim=-1) / b.norm(dim=-1),
+        "token_rel_l2": token_rel_l2(a, b),
         "token_cosine_distance": 1 - torch.nn.functional.cosine_similarity(a, b, dim=-1),
     }
 
