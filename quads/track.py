@@ -139,7 +139,7 @@ def build_payload(experiment: Experiment, run: Run, train: Path, evaluation: Pat
                 f"sample records {path}: missing. Rebuild them with: {rebuild_command(evaluation / 'result.json')}"
             )
     model, texts, checkpoint = _model(experiment, run, train, trained)
-    files = [*TRAIN_FILES, *([trained["decomposition"]] if trained.get("decomposition") else [])]
+    files = [*TRAIN_FILES, *(trained[key] for key in ("decomposition", "decomposition_layers") if trained.get(key))]
     seconds = accumulate(float(row.get("seconds") or 0.0) for row in history)
     return Payload(
         key=f"{experiment.name}/{run.arm.name}/seed{run.seed}",

@@ -5,9 +5,10 @@
 
 Contract: resumes from the newest usable checkpoint under --checkpoints that belongs to the same resolved config and
 code; others are moved aside, never deleted (quads.integrations.verl.checkpoints). Writes OUT/run.json (resolved
-config), history.jsonl (one row per step), decomposition.jsonl (quads.diagnostics.during), surgery.json, receipt.json,
-delta_weight.json, train.log (appended per attempt) and, last, OUT/result.json. Every step passes the collapse detector,
-which warns; with grpo.stop_on_collapse the run ends with the step that collapses, and running again adds none.
+config), history.jsonl (one row per step), decomposition.jsonl and decomposition_layers.jsonl
+(quads.diagnostics.during), surgery.json, receipt.json, delta_weight.json, train.log (appended per attempt) and, last,
+OUT/result.json. Every step passes the collapse detector, which warns; with grpo.stop_on_collapse the run ends with the
+step that collapses, and running again adds none.
 Stops with a reason if the plugin did not load, if the engine's mode is not the arm's, if a step is missing from the
 history, or if the engine's weights differ from a QAT trainer's.
 """
@@ -189,12 +190,12 @@ def stopped_at(run: Run, verdict: Detector) -> int | None:
     return None if step is None or step >= run.grpo.steps else step
 
 
-def check_decomposition(run: Run, out: Path, steps: int) -> str | None:
-    """Name of the decomposition's file, None when it is off. Raises TrainingError naming the steps it lacks."""
+def check_decomposition(run: Run, out: Path, steps: int, name: str = during.FILE) -> str | None:
+    """The name of one of the decomposition's files, None when it is off. Raises TrainingError naming steps it lacks."""
     due = [s for s in range(1, steps + 1) if during.due(s, run.decompose_every, run.grpo.steps)]
     if not due:
         return None
-    path = out / during.FILE
+    path = out / name
     found = {r["step"] for r in read_jsonl(path, ("step",), kind="decomposition", target=out / "result.json")}
     if missing := sorted(set(due) - found):
         raise TrainingError(f"{path}: the decomposition of steps {missing} is missing; run the stage again")
@@ -231,6 +232,7 @@ def train(run: Run, paths: RunPaths, lock: int) -> dict[str, Any]:
         "stopped": None if stopped is None else f"{verdict.kind_at(stopped)} at step {stopped}",
         "collapse": verdict.to_dict(),
         "decomposition": check_decomposition(run, paths.out, steps),
+        "decomposition_layers": check_decomposition(run, paths.out, steps, during.LAYERS_FILE),
         "checkpoint": str(hf),
         "rac_masks": str(masks) if masks.exists() else None,
         "old_log_probs": run.arm.correction.old_log_probs,

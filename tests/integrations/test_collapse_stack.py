@@ -18,6 +18,7 @@ import pytest
 
 from quads.config import load_arm, load_experiment, resolve_run
 from quads.diagnostics.collapse import judge
+from quads.diagnostics.during_layers import TOKENS
 from quads.files import read_jsonl, read_result
 from quads.integrations.verl.checkpoints import is_complete
 
@@ -94,6 +95,21 @@ def test_decomposition_of_the_steps_own_rollouts(stopped: tuple[Path, dict[str, 
     assert rows[0]["delta_act_mean_abs"] > 0 and rows[0]["delta_num_mean_abs"] > 0
 
 
+def test_decomposition_by_layer_of_the_same_steps(stopped: tuple[Path, dict[str, Any], str]) -> None:
+    folder, result, _ = stopped
+    assert result["decomposition_layers"] == "decomposition_layers.jsonl"
+    rows = read_jsonl(folder / "out/decomposition_layers.jsonl")
+    steps = [row["step"] for row in read_jsonl(folder / "out/decomposition.jsonl")]
+    depth = json.loads((folder / "model/config.json").read_text())["num_hidden_layers"]
+    keys = [f"model.layers.{i}{part}" for i in range(depth) for part in (".self_attn.out", ".mlp.out", "")]
+    assert [(row["step"], row["layer"]) for row in rows] == [(step, key) for step in steps for key in keys]
+    for row in rows:
+        assert 0 < row["tokens"] <= TOKENS
+        assert row["delta_weight_mean"] == row["delta_weight_max"] == 0  # QUADS: P and Q are one forward
+        assert 0 < row["delta_act_mean"] <= row["delta_act_max"]
+        assert (row["total_mean"], row["total_max"]) == (row["delta_act_mean"], row["delta_act_max"])
+
+
 def test_the_stopped_run_can_be_evaluated(stopped: tuple[Path, dict[str, Any], str]) -> None:
     folder, result, _ = stopped
     words = ("--experiment", "configs/tiny.yaml", "--arm", "quads", "--seed", "0", "--data", "data")
@@ -115,3 +131,5 @@ def test_running_again_trains_no_further(stopped: tuple[Path, dict[str, Any], st
     assert "nothing to train" in (folder / "out/train.log").read_text()
     steps = [json.loads(line)["step"] for line in (folder / "out/decomposition.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
+    layers = [(row["step"], row["layer"]) for row in read_jsonl(folder / "out/decomposition_layers.jsonl")]
+    assert len(layers) == len(set(layers)) and {step for step, _ in layers} == set(steps)

@@ -191,6 +191,12 @@ def test_a_missing_decomposition_is_named(tmp_path):
     during.append(tmp_path, {"step": 2})
     assert stage.check_decomposition(run, tmp_path, 4) == "decomposition.jsonl"  # stopped at step 4
     assert stage.check_decomposition(run.model_copy(update={"decompose_every": 0}), tmp_path, 5) is None
+    for step in (1, 2):
+        during.append_layers(tmp_path, step, [{"layer": "x"}, {"layer": "y"}])
+    with pytest.raises(
+        TrainingError, match=r"decomposition_layers\.jsonl: the decomposition of steps \[4\] is missing"
+    ):
+        stage.check_decomposition(run, tmp_path, 4, during.LAYERS_FILE)
 
 
 def test_detector_settings_move_a_run_only_where_they_may_stop_it():

@@ -36,6 +36,15 @@ def test_payload_says_what_the_files_say(written):
     assert train / "history.jsonl" in payload.artifacts["train"]
 
 
+def test_both_files_of_the_decomposition_are_artifacts(written):
+    _experiment, _run, train, _evaluation = written
+    result, names = json.loads((train / "result.json").read_text()), ("decomposition", "decomposition_layers")
+    for name in names:
+        (train / f"{name}.jsonl").write_text("")
+    (train / "result.json").write_text(json.dumps(result | {name: f"{name}.jsonl" for name in names}))
+    assert {train / f"{name}.jsonl" for name in names} <= set(track.build_payload(*written).artifacts["train"])
+
+
 def test_content_follows_every_source_file(written):
     _experiment, _run, train, evaluation = written
     seen = {track.build_payload(*written).content}

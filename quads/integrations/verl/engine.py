@@ -175,6 +175,10 @@ class QuadsFSDPEngine(FSDPEngineWithLMHead):
         log.info("surgery: %s", report)
         return module
 
+    def prepare_model_inputs(self, micro_batch: Any) -> Any:
+        self.lengths_B = micro_batch["input_ids"].offsets().diff()  # tokens per sequence of the forward that follows
+        return super().prepare_model_inputs(micro_batch)
+
     def rac_masks(self) -> dict[str, Tensor]:
         """Static RAC masks of the current weights, by engine module name; empty where the arm has none."""
         if self.quads.rac is None or self.quads.calibration is None:

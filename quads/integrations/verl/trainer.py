@@ -101,7 +101,7 @@ class QuadsTrainer(PPOTrainerSync):
         return batch
 
     def _decompose(self, batch: Any) -> None:
-        """Score the batch at every rung and append the row of this step. Any failure ends the run."""
+        """Score the batch at every rung and append the rows of this step. Any failure ends the run."""
         start, before = time.perf_counter(), dict(batch.extra_info)
         batch.extra_info.update(
             calculate_entropy=False,
@@ -109,6 +109,7 @@ class QuadsTrainer(PPOTrainerSync):
             temperature=self.config.actor_rollout_ref.rollout.temperature,
         )
         self.actor_rollout_wg.rung_log_probs(batch)
+        layers = self.actor_rollout_wg.rung_layers()
         batch.extra_info = before
         fields = [*(f"rung_{name}" for name in RUNGS), "rollout_log_probs", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -118,6 +119,7 @@ class QuadsTrainer(PPOTrainerSync):
         real = [not tag.get("is_padding", False) for tag in batch.tags]
         trainer, weights, everything, engine, mask = (padded[name][real] for name in fields)
         row = during.row(self.global_steps, Rungs(trainer, weights, everything, engine), mask)
+        during.append_layers(self.out, self.global_steps, layers)
         during.append(self.out, row | {"seconds": time.perf_counter() - start})
 
     def _compute_metrics(

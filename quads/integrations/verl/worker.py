@@ -3,26 +3,32 @@
 `check_engine_weights` is the definition of delta_weight = 0: the dequantized weights that the rollout engine holds,
 dumped by the engine itself, against the fake-quantized weights that the trainer multiplies with, element by element.
 `rung_log_probs` scores a rollout batch at the precisions of the decomposition (quads.trainer.rungs), with the rollout's
-precision read from the options that the engine itself was started with.
+precision read from the options that the engine itself was started with. Rank 0 also records what the layers compute for
+the first tokens of its share; `rung_layers` hands out the comparison (quads.diagnostics.during_layers).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from torch import Tensor
+from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from quads.diagnostics import during_layers
 from quads.integrations.verl.engine import QuadsOptions, set_options
 from quads.integrations.verl.loss import ppo_loss_with_gap
 from quads.integrations.verl.session import weight_socket
+from quads.layers.blocks import recorded
 from quads.layers.setup import Precision
 from quads.layers.surgery import quantized_weights
 from quads.rollout.mode import EngineConfig
@@ -57,7 +63,7 @@ def rollout_precision(rollout: Any) -> Precision:
 
 
 class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
-    """ActorRolloutRefWorker with the QUADS engine, a private weight socket and the two measurements."""
+    """ActorRolloutRefWorker with the QUADS engine, a private weight socket and the measurements."""
 
     actor_worker_cls = QuadsTrainingWorker
     ref_worker_cls = QuadsTrainingWorker
@@ -102,14 +108,34 @@ class QuadsActorRolloutRefWorker(ActorRolloutRefWorker):
         Same forward, micro-batches and weights as the update that follows; rungs of equal precision are one forward.
         """
         engine = self.actor.engine
+        rungs = rung_precisions(self.options.precision, rollout_precision(self.config.rollout))
         scored: dict[Precision, Any] = {}
-        found = {}
-        for name, precision in rung_precisions(self.options.precision, rollout_precision(self.config.rollout)).items():
+        layers: dict[Precision, Mapping[str, list[Tensor]]] = {}
+        for precision in rungs.values():
             if precision not in scored:
-                with at_precision(engine.module, precision, engine.sent_masks):
+                with at_precision(engine.module, precision, engine.sent_masks), self._recorded() as kept:
                     output = self.actor.infer_batch(data)
                 scored[precision] = None if output is None else output["log_probs"]
-            found[f"rung_{name}"] = scored[precision]
+                layers[precision] = kept
+        self._layer_rows = during_layers.rows(
+            [{key: x for key, (x,) in layers[precision].items()} for precision in rungs.values()], get_device_name()
+        )
+        found = {f"rung_{name}": scored[precision] for name, precision in rungs.items()}
         if any(value is None for value in found.values()):
             return None
         return tu.get_tensordict(tensor_dict=found, non_tensor_dict={}).cpu()
+
+    @contextmanager
+    def _recorded(self) -> Iterator[Mapping[str, list[Tensor]]]:
+        """While the block runs, rank 0 keeps what the layers compute for the first tokens of its first micro-batch."""
+        if self.rank != 0:
+            yield {}
+            return
+        engine = self.actor.engine
+        with recorded(engine.module, lambda x: during_layers.first_rows(x, engine.lengths_B)) as kept:
+            yield kept
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def rung_layers(self) -> list[dict[str, Any]]:
+        """Rows by layer of the last `rung_log_probs`, rank 0's tokens only."""
+        return self._layer_rows
