@@ -4,7 +4,8 @@
     python -m quads.bench.real_train --experiment configs/real_size.yaml --arm quads --model DIR --data DIR
                                      --out FILE.json [--steps 5] [--compare-weights] [--profile N] [--set KEY=VALUE ...]
     -> FILE.json (quads.real_train/1): every step's phases, memory and gap as verl logged them, the decomposition of
-       step 1 and of the last step, receipt, surgery counts, the weight comparison where asked for; FILE.log
+       step 1 and of the last step, as a whole and by layer, receipt, surgery counts, the weight comparison where asked
+       for; FILE.log
 
 Same driver, worker, engine and plugin as `python -m quads.train`; `--set` hands more words to verl and `runtime.NAME=`
 values of this experiment's runtime. Nothing resumes: a step here costs minutes, a checkpoint 12 bytes a parameter.
@@ -32,6 +33,7 @@ from pydantic import ValidationError
 
 from quads.config import ConfigError, Run, Runtime, load_arm, load_experiment, resolve_run
 from quads.config.errors import from_validation
+from quads.diagnostics import during
 from quads.files import ResultFileError, held, read_jsonl, require_writable, write_json_atomic
 from quads.integrations.verl.launch import RaySession, TrainingError, run_driver
 from quads.integrations.verl.overrides import TRAINER_MODE, RunPaths
@@ -94,6 +96,11 @@ def measured(out: Path) -> list[dict[str, Any]]:
     return [row for row in found if "timing_s/step" in row]
 
 
+def decomposed(path: Path) -> list[dict[str, Any]]:
+    """Rows of one of the decomposition's files; none where no step was measured."""
+    return read_jsonl(path, ("step",)) if path.exists() else []
+
+
 def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said: dict[str, Any]) -> dict[str, Any]:
     """Run and collect. What was measured before a failure is in the result, with the reason. Raises OSError."""
     began = time.time()
@@ -117,7 +124,6 @@ def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said:
     files = {name: place / f"{name}.json" for name in ("receipt", "surgery", "delta_weight", "profile")}
     found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
     receipt = found.get("receipt", {})
-    decomposition = place / "decomposition.jsonl"
     return {
         "schema": "quads.real_train/1",
         "run": run.model_dump(mode="json"),
@@ -125,7 +131,8 @@ def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said:
         "failed": failed,
         "steps": steps,
         "medians": medians(steps, said["profiled_step"]) if steps else {},
-        "decomposition": read_jsonl(decomposition, ("step",)) if decomposition.exists() else [],
+        "decomposition": decomposed(place / during.FILE),
+        "decomposition_layers": decomposed(place / during.LAYERS_FILE),
         "receipt": {k: receipt[k] for k in ("mode", "backend", "execution", "counts") if k in receipt},
         "surgery": {k: v for k, v in found.get("surgery", {}).items() if not isinstance(v, list | dict)},
         "delta_weight": found.get("delta_weight"),

@@ -9,6 +9,7 @@ import pytest
 
 from quads.bench import real_train
 from quads.config import ConfigError, load_arm, load_experiment, resolve_run
+from quads.diagnostics import during
 from quads.integrations.verl.launch import TrainingError
 from quads.integrations.verl.overrides import RunPaths, verl_overrides
 
@@ -77,6 +78,7 @@ def test_what_was_measured_is_kept_however_it_ends(tmp_path, monkeypatch, ending
         assert "trainer.resume_mode=disable" in more and "trainer.save_freq=-1" in more
         record = {"step": 1, "data": {"timing_s/step": 3.0}}
         (paths.out / "verl_metrics.1.jsonl").write_text(json.dumps(record) + "\n")
+        during.append_layers(paths.out, 1, [{"layer": "x", "total_mean": 0.5}])
         (paths.out / "train.log").write_text("log")
         if ending is not None:
             raise ending
@@ -85,6 +87,8 @@ def test_what_was_measured_is_kept_however_it_ends(tmp_path, monkeypatch, ending
     monkeypatch.setattr(real_train, "watch_parents", lambda: None)
     assert real_train.main([*folders(tmp_path), "--steps", "1"]) == code
     found = json.loads((tmp_path / "out" / "quads.json").read_text())
+    assert found["decomposition_layers"] == [{"step": 1, "layer": "x", "total_mean": 0.5}]
+    assert found["decomposition"] == []
     assert [s["timing_s/step"] for s in found["steps"]] == [3.0] and bool(found["failed"]) == (code == 1)
     assert (tmp_path / "out" / "quads.log").read_text() == "log"
 
