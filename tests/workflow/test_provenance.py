@@ -145,7 +145,8 @@ def test_training_reaches_numerics_and_not_the_paper() -> None:
 def test_a_new_study_does_not_move_training() -> None:
     """Of the diagnostics only what a training run calls is in its hash; the package's own file holds no code."""
     reached = {m: f for m, f in closure(TRAINING).items() if m.startswith("quads.diagnostics")}
-    assert {m.rpartition(".")[2] for m in reached} == {"diagnostics", "collapse", "decompose", "during"}
+    called = {"diagnostics", "collapse", "decompose", "during", "during_layers"}
+    assert {m.rpartition(".")[2] for m in reached} == called
     assert canonical_source(reached["quads.diagnostics"].read_text()).strip() in ("", "pass")
 
 
