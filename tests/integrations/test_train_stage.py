@@ -1,6 +1,7 @@
 """The training stage's guards, without verl: lock, stamp, history, receipt, weight comparison."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from quads.diagnostics import during
 from quads.diagnostics.collapse import judge
 from quads.files import read_jsonl
 from quads.integrations.verl.history import _REQUIRED
-from quads.integrations.verl.launch import MetricsTail, TrainingError
+from quads.integrations.verl.launch import MetricsTail, Milestones, TrainingError
 from quads.integrations.verl.overrides import RunPaths
 from quads.lifeline import alive, descendants, end_processes
 
@@ -105,6 +106,19 @@ def test_tail_waits_for_a_whole_line(tmp_path):
     with path.open("ab") as file:
         file.write(b'p": 2}\n')
     assert tail.read() == [{"step": 2}]
+
+
+def test_milestones_are_said_once_and_those_of_an_earlier_attempt_not_at_all(tmp_path):
+    (tmp_path / "receipt.json").write_text("{}")
+    os.utime(tmp_path / "receipt.json", (1, 1))
+    milestones = Milestones(tmp_path)
+    assert milestones.read() == []
+    (tmp_path / "surgery.json").write_text("{}")
+    (said,) = milestones.read()
+    assert said.startswith("the trainer's model is loaded") and said.endswith(" s after the start")
+    assert milestones.read() == []
+    (tmp_path / "receipt.json").write_text("{}")  # this attempt's own
+    assert [words.split(",")[0] for words in milestones.read()] == ["the rollout engine has loaded its weights"]
 
 
 def test_a_missing_weight_comparison_stops_the_run(tmp_path):

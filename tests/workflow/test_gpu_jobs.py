@@ -188,6 +188,18 @@ def test_the_plan_of_the_real_size_is_a_list_of_jobs(tmp_path):
     assert [j["gpus"] for j in wide if j["name"].startswith("scale-")] == [1, 2, 4, 6]
 
 
+def test_the_real_size_script_writes_its_prompts_and_a_list(tmp_path, monkeypatch, capsys):
+    import real_size
+
+    monkeypatch.setattr(sys, "argv", ["real_size.py", str(tmp_path), "--gpus", "2", "--only", "preflight"])
+    real_size.main()
+    jobs = json.loads(capsys.readouterr().out)
+    assert [job["name"] for job in jobs] == ["preflight", "preflight-train"]
+    rows = [json.loads(line) for line in (tmp_path / real_size.PROMPTS).read_text().splitlines()]
+    assert {(len(row["input_ids"]), len(row["response_ids"])) for row in rows} == {(16, 144)} and len(rows) == 8
+    assert str(tmp_path / real_size.PROMPTS) in jobs[0]["command"]
+
+
 def test_every_training_of_the_real_size_is_one_that_starts(tmp_path):
     import argparse
 
@@ -236,7 +248,7 @@ def test_the_rollouts_of_the_real_size_leave_nothing_out(tmp_path):
     experiment = load_experiment("real_size")
     jobs = [j for j in real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16, 4) if j["name"].startswith("rollout-")]
     assert len(jobs) == len(real_size.ENGINES)
-    named = {mode for modes, _, _ in real_size.ENGINES.values() for mode in modes.split(",")} - {"none"}
+    named = {mode for modes, _ in real_size.ENGINES.values() for mode in modes.split(",")} - {"none"}
     assert named == {"bf16", "w4a16", "w4a4", *(f"w4a4+rac:{k}" for k in ("12.5", "25", "50", "100"))}
     for job in jobs:
         args = rollout._parser().parse_args(job["command"][3:])

@@ -56,6 +56,32 @@ class MetricsTail:
         return [json.loads(line) for line in chunk[:whole].splitlines() if line.strip()]
 
 
+# What is written on the way to the first step, in this order: imports and loading take minutes at real size.
+MILESTONES = {
+    "surgery.json": "the trainer's model is loaded and its layers are swapped",
+    "receipt.json": "the rollout engine has loaded its weights",
+    "delta_weight.json": "the engine's weights are compared with the trainer's",
+}
+
+
+class Milestones:
+    """One line for every file of MILESTONES that an attempt writes (an earlier attempt's do not count)."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.begun, self.waiting = out, time.time(), list(MILESTONES)
+
+    def read(self) -> list[str]:
+        """What has been reached since the last call, with the seconds since the start."""
+        reached = []
+        for name in list(self.waiting):
+            path = self.out / name
+            # File systems keep times more coarsely than the clock does.
+            if path.exists() and path.stat().st_mtime >= self.begun - 0.05:
+                self.waiting.remove(name)
+                reached.append(f"{MILESTONES[name]}, {time.time() - self.begun:.0f} s after the start")
+        return reached
+
+
 def _tail(path: Path, lines: int) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
@@ -99,13 +125,16 @@ def run_driver(
             start_new_session=True,
             pass_fds=(lock,),
         )
-    tail, family = MetricsTail(metrics), set[Process]()
+    log.info("%s: starting trainer and engine; their words are in %s", run.id, log_path)
+    tail, milestones, family = MetricsTail(metrics), Milestones(paths.out), set[Process]()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         while True:
             ended = driver.poll() is not None
             # A Ray process whose parent has ended leaves the tree: remember everyone ever seen.
             family = {p for p in family | descendants(os.getpid()) if alive(p)}
+            for said_so in milestones.read():
+                log.info("%s: %s", run.id, said_so)
             for record in tail.read():
                 on_row(history_row(record))
             if ended:
