@@ -28,7 +28,7 @@ COSMETIC: dict[str, set[str]] = {
 }
 
 # Runtime fields that came after results existed: in a hash only when they say other than what was always done.
-LATER = ("rollout_backend", "rollout_graphs")
+LATER = ("rollout_backend", "rollout_graphs", "chunked_head")
 
 
 class Run(Frozen):
@@ -55,8 +55,6 @@ def not_capturable(rollout: RolloutPrecision) -> str | None:
 
     The rule of quads.kernels.backend.graph_safe without torch (a test holds them equal); the engine asks that one.
     """
-    if rollout.activation == "fp8":
-        return "no kernel quantizes fp8 activations"
     if rollout.rac is not None and rollout.rac.mask == "batch":
         return "a batch mask needs the scores of all rows first"
     if rollout.rac is not None and rollout.rac.mask == "token" and rollout.rac.granularity != "block16":

@@ -25,15 +25,20 @@ def require_nvfp4(fmt: str, what: str) -> None:
         raise ValueError(f"{what}: kernels exist for nvfp4, got format {fmt!r}; use the reference backend for it")
 
 
-def prepared(x: Tensor, what: str) -> Tensor:
-    """x as the kernels need it: on a GPU, float, K % 16 == 0, contiguous, 16-byte aligned (copied if it is not).
-
-    Raises ValueError naming what is wrong; a CPU tensor is accepted only in Triton's interpreter.
-    """
+def check_input(x: Tensor, what: str) -> None:
+    """Raises ValueError for a CPU tensor (accepted only in Triton's interpreter) and for a dtype without kernel."""
     if x.device.type != "cuda" and not INTERPRETED:
         raise ValueError(f"{what}: Triton kernels need a CUDA tensor, got one on {x.device}; use the reference backend")
     if x.dtype not in FLOATS:
         raise ValueError(f"{what}: dtype {x.dtype} has no kernel; known: {', '.join(map(str, FLOATS))}")
+
+
+def prepared(x: Tensor, what: str) -> Tensor:
+    """x as the kernels need it: on a GPU, float, K % 16 == 0, contiguous, 16-byte aligned (copied if it is not).
+
+    Raises ValueError naming what is wrong.
+    """
+    check_input(x, what)
     check_k(x.shape)
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)

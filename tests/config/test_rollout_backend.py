@@ -57,9 +57,13 @@ def run_of(arm="quads", **runtime):
 
 
 def test_graphs_with_an_arm_that_cannot_be_captured():
-    with pytest.raises(ConfigError, match=r"arm fp8 \(mode fp8\) cannot be captured: no kernel quantizes fp8"):
-        run_of("fp8", rollout_backend="triton", rollout_graphs=True)
-    assert run_of("bf16", rollout_backend="triton", rollout_graphs=True).runtime.rollout_graphs
+    experiment, arm = load_experiment("gpu_medium", CONFIGS), load_arm("quads", CONFIGS)
+    batch = arm.rollout.rac.model_copy(update={"mask": "batch"})
+    arm = arm.model_copy(update={"rollout": arm.rollout.model_copy(update={"rac": batch})})
+    with pytest.raises(ConfigError, match=r"arm quads \(mode w4a4\+rac\) cannot be captured: a batch mask needs"):
+        resolve_run(experiment, arm, 0)
+    for name in ("bf16", "fp8", "w4a16", "quads"):
+        assert run_of(name, rollout_backend="triton", rollout_graphs=True).runtime.rollout_graphs
 
 
 def test_only_other_values_than_the_defaults_are_in_the_hash():

@@ -21,9 +21,9 @@ CASES = [
     ("nvfp4", "nvfp4", RacSpec(0.5)),
     ("nvfp4", "nvfp4", RacSpec(0.3, "channel")),
     ("nvfp4", "nvfp4", RacSpec(0.5, mask="token")),
+    ("fp8", "fp8", None),
 ]
 NOT_SAFE = [
-    ("fp8", "fp8", None),
     ("nvfp4", "nvfp4", RacSpec(0.5, mask="batch")),
     ("nvfp4", "nvfp4", RacSpec(0.5, "channel", "token")),
 ]

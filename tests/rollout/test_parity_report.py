@@ -75,10 +75,12 @@ def test_the_stage_takes_the_experiments_backend_unless_told():
     runtime = parity.chosen_runtime(experiment, arm, args)
     assert (runtime.rollout_backend, runtime.rollout_graphs) == ("native", False)
     assert not parity.chosen_runtime(experiment, load_arm("fp8", CONFIGS), args).rollout_graphs
-    for given, why in (({"graphs": True}, "arm fp8"), ({"backend": "marlin"}, "known: reference, triton")):
+    batch = arm.rollout.rac.model_copy(update={"mask": "batch"})
+    arm = arm.model_copy(update={"rollout": arm.rollout.model_copy(update={"rac": batch})})
+    for given, why in (({"graphs": True}, "a batch mask needs"), ({"backend": "marlin"}, "known: reference, triton")):
         bad = argparse.Namespace(**{"backend": "triton", "graphs": False} | given)
         with pytest.raises(ConfigError, match=why):
-            parity.chosen_runtime(experiment, load_arm("fp8", CONFIGS), bad)
+            parity.chosen_runtime(experiment, arm, bad)
 
 
 def test_the_report_is_written_and_decides_the_exit_code(tmp_path, monkeypatch):

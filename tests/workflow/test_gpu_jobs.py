@@ -249,7 +249,7 @@ def test_the_rollouts_of_the_real_size_leave_nothing_out(tmp_path):
     jobs = [j for j in real_size.plan(tmp_path, tmp_path / "models", 2, 48, 16, 4) if j["name"].startswith("rollout-")]
     assert len(jobs) == len(real_size.ENGINES)
     named = {mode for modes, _ in real_size.ENGINES.values() for mode in modes.split(",")} - {"none"}
-    assert named == {"bf16", "w4a16", "w4a4", *(f"w4a4+rac:{k}" for k in ("12.5", "25", "50", "100"))}
+    assert named == {"bf16", "fp8", "w4a16", "w4a4", *(f"w4a4+rac:{k}" for k in ("12.5", "25", "50", "100"))}
     for job in jobs:
         args = rollout._parser().parse_args(job["command"][3:])
         runtime = rollout_plan.chosen_runtime(experiment, args.backend, args.graphs)

@@ -27,8 +27,7 @@ CONFIG = "configs/real_size.yaml"
 OUT = "results/real_size/bench"
 SHAPES = "16x512x64,64x512x64,256x512x64,16x2048x64,64x2048x64"
 # (modes of the plugin, vLLM's own) of one job each. One card's memory holds an emulated engine of 30B beside vLLM's FP8
-# and not two of them: each takes 74 GiB while its weights load. No fp8 of the plugin: that mode cannot be captured in
-# CUDA graphs, which these jobs use.
+# and not two of them: each takes 74 GiB while its weights load.
 ENGINES: dict[str, tuple[str, str]] = {
     "stock": ("none", "bf16,fp8"),
     "w4a4": ("w4a4", "fp8"),
@@ -38,6 +37,7 @@ ENGINES: dict[str, tuple[str, str]] = {
     "rac-100": ("w4a4+rac:100", ""),
     "rac-25": ("w4a4+rac:25", ""),
     "rac-12.5": ("w4a4+rac:12.5", ""),
+    "fp8": ("fp8", ""),
 }
 DATA = "results/real_size/data"
 VOCABULARY = 151936
@@ -70,7 +70,7 @@ def training(name: str, arm: str, model: Path, root: Path, gpus: int, *more: obj
     """One job of real_train on all its GPUs."""
     data, target = root / DATA, f"{OUT}/{name}.json"
     words = [word for word in more if not str(word).startswith("runtime.")]
-    settings = [f"runtime.gpus_per_node={gpus}", f"runtime.rollout_graphs={arm != 'fp8'}".lower()]
+    settings = [f"runtime.gpus_per_node={gpus}"]
     settings += [str(word) for word in more if str(word).startswith("runtime.")]
     command = python(
         "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", model, "--data", data, "--out",

@@ -20,6 +20,6 @@ Backend, by config key `backend` and in the receipt: reference = "emulated (torc
 native and cutlass = "native (FP4, triton)" and "native (FP4, cutlass)", an error below compute capability 10 and not
 yet run on it. Of an emulation the values are those of an NVFP4 GEMM, the time is not.
 Reference is eager only (it reads row counts and finite checks on the host): enforce_eager=False is refused. Triton's
-layers are custom ops without host values, for vLLM's compile and CUDA graphs too; fp8 activations, batch masks and
-token masks by channel are quantized by torch there, which is eager only again. The receipt's `execution` says which.
+layers are custom ops without host values, for vLLM's compile and CUDA graphs too; batch masks and token masks by
+channel are quantized by torch there, which is eager only again. The receipt's `execution` says which.
 """
