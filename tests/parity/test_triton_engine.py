@@ -49,16 +49,19 @@ def flat(logprobs: list[list[float]]) -> torch.Tensor:
     return torch.tensor([value for row in logprobs for value in row])
 
 
+@pytest.mark.parametrize("mode", ["", "fp8,"])
 @pytest.mark.parametrize("update", ["A", "B"])
-def test_captured_equals_eager(results, update):
-    eager, captured = flat(results["triton,eager"][update]), flat(results[CAPTURED][update])
-    assert torch.equal(eager, captured)
-    assert float((flat(results["triton,eager"]["A"]) - flat(results["triton,eager"]["B"])).abs().max()) > 0.1
+def test_captured_equals_eager(results, update, mode):
+    both, captured = results[f"{mode}triton,eager"], results[mode + CAPTURED]
+    assert torch.equal(flat(both[update]), flat(captured[update]))
+    assert float((flat(both["A"]) - flat(both["B"])).abs().max()) > 0.1
 
 
+@pytest.mark.parametrize("mode", ["", "fp8,"])
 @pytest.mark.parametrize("update", ["A", "B"])
-def test_triton_is_close_to_the_reference(results, update):
-    difference = (flat(results["triton,eager"][update]) - flat(results["reference,eager"][update])).abs()
+def test_triton_is_close_to_the_reference(results, update, mode):
+    found, definition = results[f"{mode}triton,eager"][update], results[f"{mode}reference,eager"][update]
+    difference = (flat(found) - flat(definition)).abs()
     assert float(difference.mean()) <= TOLERANCES["triton_engine_logprob_mean"].limit
 
 

@@ -33,6 +33,7 @@ from quads.numerics.rac import RacSpec
 from quads.rollout.mode import RolloutMode
 
 W4A4_RAC = RolloutMode("nvfp4", "nvfp4", RacSpec(0.5))
+FP8 = RolloutMode("fp8", "fp8")
 SEQUENCES = [[2, 9, 30, 11, 7, 21, 40, 3], [5, 6, 41, 8, 19]]
 if ON_GPU:
     SEQUENCES.append([17, 33, 4, 12, 12, 25])
@@ -63,15 +64,18 @@ def score(llm: LLM) -> list[list[float]]:
     return vllm_engines.score(llm, SEQUENCES, NEW_TOKENS)
 
 
-def engine(job: dict, backend: str, eager: bool) -> dict:
-    receipt = Path(job["out"]) / f"receipt_{backend}_{eager}.json"
-    config = W4A4_RAC.to_quantization_config("sync", ("lm_head", "mlp.gate"), str(receipt), backend)
+def engine(job: dict, mode: RolloutMode, backend: str, eager: bool) -> dict:
+    receipt = Path(job["out"]) / f"receipt_{mode.name}_{backend}_{eager}.json"
+    masks = "sync" if mode.needs_masks else None
+    config = mode.to_quantization_config(masks, ("lm_head", "mlp.gate"), str(receipt), backend)
     llm = start(job["models"]["A"], config, eager)
-    result = {"no_mask": message(lambda: score(llm))}
-    stop(llm)
-    llm = start(job["models"]["A"], config, eager)
+    result = {}
+    if masks:
+        result["no_mask"] = message(lambda: score(llm))
+        stop(llm)
+        llm = start(job["models"]["A"], config, eager)
     for name in ("A", "B"):
-        push(llm, job["models"][name], job["masks"][name])
+        push(llm, job["models"][name], job["masks"][name] if masks else None)
         result[name] = score(llm)
     result["receipt"] = json.loads(receipt.read_text())
     result["hash"] = runner_of(llm).vllm_config.compute_hash()
@@ -107,8 +111,9 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.manual_seed(0)
     results = {"refusals": refusals(job)}
-    for backend, eager in (("reference", True), ("triton", True), ("triton", False)):
-        results[f"{backend},{'eager' if eager else CAPTURED}"] = engine(job, backend, eager)
+    for label, mode in (("", W4A4_RAC), ("fp8,", FP8)):
+        for backend, eager in (("reference", True), ("triton", True), ("triton", False)):
+            results[f"{label}{backend},{'eager' if eager else CAPTURED}"] = engine(job, mode, backend, eager)
     (Path(job["out"]) / "triton.json").write_text(json.dumps(results))
 
 
