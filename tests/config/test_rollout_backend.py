@@ -68,7 +68,11 @@ def test_graphs_with_an_arm_that_cannot_be_captured():
 
 @pytest.mark.parametrize(
     ("experiment", "known"),
-    [("toy", "quads-seed0-82135568a4"), ("toy_gpu", "quads-seed0-16f9d5bd82"), ("gpu_medium", "quads-seed0-01ae416712")],
+    [
+        ("toy", "quads-seed0-82135568a4"),
+        ("toy_gpu", "quads-seed0-16f9d5bd82"),
+        ("gpu_medium", "quads-seed0-01ae416712"),
+    ],
 )
 def test_runs_keep_their_names(experiment, known):
     """A field that came later and says its default must not rename results that exist: see LATER in config/run.py.
