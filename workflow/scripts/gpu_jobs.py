@@ -9,7 +9,8 @@
 of each experiment, then per run training and evaluation. A job whose result exists is skipped, so `start` after a kill
 or on other words goes on where it was; training itself resumes from its checkpoints. A failed job is tried once more;
 when trainings fail four times before any has succeeded, the cause is not the run's own, and the scheduler stops.
-`--seconds`: no training starts after that time. `--jobs`: a list of further jobs, {"name", "command", "target", and
+`--seconds`: no training of an
+EXPERIMENT starts after that time. `--jobs`: a list of further jobs, {"name", "command", "target", and
 optionally "needs", "gpus", "share", "limit"}, paths relative to ROOT (workflow/scripts/real_size.py writes such lists).
 With several `--gpus` every job sees its own alone; `share` is what it takes of each (a run: 1/slots, so that they
 spread; 1: nobody beside it).
@@ -71,7 +72,8 @@ class Scheduler:
             time.sleep(POLL_S)
         for job in self.jobs:
             job.status = "left out" if job.status == "waiting" else job.status
-        self.note("scheduler ended")
+        names = [job.name for job in self.jobs if job.status == "left out"]
+        self.note("scheduler ended", *(["left out:", ", ".join(names)] if names else []))
 
     def startable(self) -> list[Job]:
         if self.hopeless:

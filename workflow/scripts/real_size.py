@@ -1,17 +1,18 @@
 """The measurements at real size as a list of jobs for gpu_jobs.py: random weights at the shapes of Qwen3-30B-A3B.
 
     python workflow/scripts/real_size.py ROOT --gpus 2 [--layers 48] [--train-layers 16] [--only NAME ...] > JOBS.json
-    python workflow/scripts/gpu_jobs.py ROOT start --jobs JOBS.json --gpus 2 --seconds S, then `wait` as often as needed
+    python workflow/scripts/gpu_jobs.py ROOT start --jobs JOBS.json --gpus 2, then `wait` as often as needed
 
     model        the checkpoint, 61 GB at 48 layers, into --models (default ROOT/models); its first layers for training
     rollout-*    one GPU: engine modes, batch and length, prefill and decode, weight sync, memory
     preflight*   one GPU, layer-streamed: predicted gaps of every pair, by layer; all layers, and the trained ones
-    tensor       two GPUs: weights and log-probs under tensor parallelism against one GPU's
+    tensor       two GPUs (left out with one): weights and log-probs under tensor parallelism against one GPU's
     train-*      all GPUs: five GRPO steps of each arm with FSDP2, by phase, with the gap's decomposition (by layer too)
                  and the GPU's time in one update
     scale-*      three steps of fewer layers on 1, 2, 4 ... GPUs, the same 128 responses a step
 
-Resumable: a job whose JSON exists is not repeated. Everything lands in ROOT/results/real_size/bench. Differs from a
+Resumable: a job whose JSON exists is not repeated, so that other options need another ROOT.
+Everything lands in ROOT/results/real_size/bench. Differs from a
 Snakemake target in that nothing here is a result of training.
 """
 
@@ -112,7 +113,7 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int, sc
         training(f"scale-{n}", "quads", few, root, n, "--steps", PROFILED, "runtime.max_sequences=128") for n in counts
     ]
     ahead = [preflight("preflight", big, root), preflight("preflight-train", small, root)]
-    jobs = [*made, two, *rollouts(big, root), *arms[:2], *ahead, *scaling, *arms[2:]]
+    jobs = [*made, *([two] if gpus > 1 else []), *rollouts(big, root), *arms[:2], *ahead, *scaling, *arms[2:]]
     twice = ("model-train", "preflight-train") if train_layers == layers else ()
     return [job for job in jobs if job["name"] not in twice]
 
