@@ -137,7 +137,8 @@ class Job:
         result = finish(generation, asked, evaluation, cache=self.cache, grading=self.grading, out=self.out)
         for name, entry in result["engines"].items():
             average = entry["macro"]["average"] if entry["macro"] else None
-            log.info("%s: pass@1 %.4f, macro average %s", name, entry["pass_at_1"], average)
+            macro = "-" if average is None else f"{average:.4f}"
+            log.info("%s %s: pass@1 %.4f, macro average %s", self.config.id, name, entry["pass_at_1"], macro)
         seconds = {"seconds": round(time.monotonic() - start, 3), "seconds_drawing": round(drawn, 3)}
         write_json_atomic(self.out / "result.json", {**result, **seconds})
 

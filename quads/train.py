@@ -131,8 +131,9 @@ class Progress:
             return
         pace = (time.monotonic() - self.start) / max(step - self.resumed, 1)
         log.info(
-            "%s step %d/%d reward %.3f gap %.4f max %.2f k3 %.4f clipped %.3f %.0f tok/s %.1f s/step ETA %d s%s",
+            "%s-seed%d step %d/%d reward %.3f gap %.4f max %.2f k3 %.4f clipped %.3f %.0f tok/s %.1f s/step ETA %d s%s",
             self.run.arm.name,
+            self.run.seed,
             step,
             steps,
             row["reward"],
