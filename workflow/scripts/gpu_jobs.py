@@ -9,11 +9,10 @@
 of each experiment, then per run training and evaluation. A job whose result exists is skipped, so `start` after a kill
 or on other words goes on where it was; training itself resumes from its checkpoints. A failed job is tried once more;
 when trainings fail four times before any has succeeded, the cause is not the run's own, and the scheduler stops.
-`--seconds`: no training of an
-EXPERIMENT starts after that time. `--jobs`: a list of further jobs, {"name", "command", "target", and
-optionally "needs", "gpus", "share", "limit"}, paths relative to ROOT (workflow/scripts/real_size.py writes such lists).
-With several `--gpus` every job sees its own alone; `share` is what it takes of each (a run: 1/slots, so that they
-spread; 1: nobody beside it).
+`--seconds`: no training of an EXPERIMENT starts after that time. `--jobs`: a list of further jobs, {"name", "command",
+"target", and optionally "needs", "gpus", "share", "limit"}, paths relative to ROOT (workflow/scripts/real_size.py
+writes such lists). With several `--gpus` every job sees its own alone; `share` is what it takes of each (a run:
+1/slots, so that they spread; 1: nobody beside it).
 
 ROOT/results holds what `snakemake` would put under results/, ROOT/log one log per job, state.json and machine.csv
 (seconds, GPU percent, GPU MiB, host MiB in use, load). `wait` writes DIR/results.tar.gz (settings, histories, receipts,
