@@ -32,6 +32,19 @@ KEY="$(hash_of envs/cpu.txt envs/install.sh pyproject.toml) $PWD"
 
 up_to_date() { [ -f "$STAMPS/installed" ] && [ "$(cat "$STAMPS/installed")" = "$KEY" ] && [ -x "$VENV/bin/python" ]; }
 
+# A link to another checkout's environment: installing here would point that one's project at this folder.
+check_owner() {
+    local owner theirs=$VENV
+    [ -f "$STAMPS/installed" ] || return 0
+    owner=$(cut -d' ' -f2- "$STAMPS/installed")
+    case $VENV in /*) ;; *) theirs=$owner/$VENV ;; esac
+    if [ "$owner" != "$PWD" ] && [ -f "$owner/envs/install.sh" ] && [ "$theirs" -ef "$VENV" ]; then
+        die "$VENV is the environment of another checkout: $owner" \
+            "An environment has one checkout installed in place; installing here would take it away from that one." \
+            "Remove the link $VENV and run this again, or give this checkout a folder of its own: VENV=/other/folder."
+    fi
+}
+
 check_platform() {
     local system
     system="$(uname -s) $(uname -m)"
@@ -158,6 +171,7 @@ PYTHON
 }
 
 if up_to_date; then exit 0; fi
+check_owner
 check_platform
 if [ -x "$VENV/bin/python" ] && is_python_311 "$VENV/bin/python"; then python=$VENV/bin/python; else python=$(find_python); fi
 check_disk "$NEED_GIB"

@@ -145,6 +145,26 @@ def test_a_moved_checkout_installs_the_project_again(place: Place) -> None:
     assert any("--editable" in call for call in place.taken())
 
 
+def test_a_linked_environment_of_another_checkout_is_left_alone(place: Place) -> None:
+    place.install()
+    place.taken()
+    first = place.root
+    place.root = first.with_name("second")
+    shutil.copytree(first / "envs", place.root / "envs")
+    shutil.copy(first / "pyproject.toml", place.root)
+    (place.root / ".venv").symlink_to(first / ".venv")
+    refused = place.install()
+    assert refused.returncode == 1 and place.taken() == []
+    assert f"environment of another checkout: {first}" in refused.stderr and "Remove the link" in refused.stderr
+    # A copy is not shared, and an environment of its own elsewhere may be linked.
+    (place.root / ".venv").unlink()
+    shutil.copytree(first / ".venv", place.root / ".venv")
+    assert place.install().returncode == 0 and any("--editable" in call for call in place.taken())
+    (place.root / ".venv").rename(place.root.with_name("elsewhere"))
+    (place.root / ".venv").symlink_to(place.root.with_name("elsewhere"))
+    assert place.install().returncode == 0
+
+
 def test_a_failed_step_says_so_and_is_resumed(place: Place) -> None:
     failed = place.install(FAIL_ON="--requirement")
     assert failed.returncode == 1
