@@ -83,7 +83,8 @@ def with_runtime(runtime: Runtime, settings: list[str]) -> tuple[Runtime, list[s
 
 def medians(steps: list[dict[str, Any]], profiled: int | None = None) -> dict[str, float]:
     """Median of every timing and peak over the steps from FIRST on, without the profiled one where there are others."""
-    later = [s for s in steps if s["step"] >= FIRST and s["step"] != profiled] or steps
+    later = [s for s in steps if s["step"] >= FIRST] or steps
+    later = [s for s in later if s["step"] != profiled] or later
     keys = sorted({k for s in later for k in s if k.startswith(("timing_s/", "perf/"))})
     return {k: statistics.median([s[k] for s in later if k in s]) for k in keys}
 
@@ -134,7 +135,7 @@ def bench(run: Run, model: Path, data: Path, place: Path, more: list[str], said:
         "decomposition": decomposed(place / during.FILE),
         "decomposition_layers": decomposed(place / during.LAYERS_FILE),
         "receipt": {k: receipt[k] for k in ("mode", "backend", "execution", "counts") if k in receipt},
-        "surgery": {k: v for k, v in found.get("surgery", {}).items() if not isinstance(v, list | dict)},
+        "surgery": found.get("surgery", {}).get("counts", {}),
         "delta_weight": found.get("delta_weight"),
         "profile": found.get("profile"),
         "seconds": {"first_step_after": ready[0] if ready else None, "total": time.time() - began},

@@ -9,8 +9,8 @@ the logits. A chunk is recomputed in backward (torch's checkpoint), so that besi
 few float32 arrays of [CHUNK, V] and not of [T, V]: with a vocabulary of 151,936 and 16,000 tokens 0.6 GB instead of
 10 GB each.
 Differs from verl 0.9.1 without flash-attn, which calls three kernels per *token* for log-probs
-(logprobs_from_logits_v2) and keeps a float32 log-softmax, softmax and their product of all tokens for backward; same
-values up to the order of sums.
+(logprobs_from_logits_v2) and keeps three float32 arrays of all tokens for backward: log-softmax, softmax and, for the
+entropy's logsumexp, a copy of the logits; same values up to the order of sums.
 verl's own fused head (`use_fused_kernels`) would not materialise logits at all, but reads `lm_head.weight` outside
 lm_head's forward, where FSDP2 has it sharded: "mixed torch.Tensor and DTensor".
 """

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint in another dtype than its files': read as stored, then widened.
 
-bfloat16 -> float32 is exact, so the parameters are the same to the last bit, and buffers (rotary frequencies, float32
-at every dtype) are left alone. Only the way differs: asked for float32, transformers converts each expert's matrix
-while it fuses them, on one thread, which took 28 s for 1.9 billion parameters on two cores where reading them as stored
-took 2.2 s and widening another 2.2 s. Files of another dtype than bfloat16, or of several, are read as asked.
+bfloat16 -> float32 is exact, so the parameters are the same to the last bit. Only the way differs: asked for float32,
+transformers converts each expert's matrix while it fuses them, on one thread, which took 28 s for 1.9 billion
+parameters on two cores where reading them as stored took 2.2 s and widening another 2.2 s. Read as asked: files of
+another dtype than bfloat16, or of several, and models that compute a buffer in the dtype they are read in (Gemma's
+`embed_scale` is sqrt(D), rounded to it). Rotary frequencies are float32 at every dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def stored_dtypes(checkpoint: str | Path) -> set[str]:
 def load_widened(auto_class: Any, checkpoint: str | Path, dtype: torch.dtype, **more: Any) -> Any:
     """`auto_class.from_pretrained(checkpoint, dtype=dtype, **more)`, by the faster way where it is exact."""
     exact = dtype == torch.float32 and stored_dtypes(checkpoint) == {"BF16"}
-    model = auto_class.from_pretrained(str(checkpoint), dtype=torch.bfloat16 if exact else dtype, **more)
     if exact:
-        model.to(dtype).config.dtype = dtype
-    return model
+        model = auto_class.from_pretrained(str(checkpoint), dtype=torch.bfloat16, **more)
+        if all(buffer.dtype == dtype for buffer in model.buffers() if buffer.is_floating_point()):
+            model.to(dtype).config.dtype = dtype
+            return model
+        del model  # two of them need not be in memory at once
+    return auto_class.from_pretrained(str(checkpoint), dtype=dtype, **more)

@@ -12,6 +12,8 @@ from quads.config import ConfigError, load_arm, load_experiment, resolve_run
 from quads.diagnostics import during
 from quads.integrations.verl.launch import TrainingError
 from quads.integrations.verl.overrides import RunPaths, verl_overrides
+from quads.layers.setup import Precision
+from quads.layers.surgery import SurgeryReport
 
 RUN = resolve_run(load_experiment("real_size"), load_arm("quads"), 0)
 
@@ -61,6 +63,7 @@ def test_medians_leave_the_first_step_out(tmp_path: Path) -> None:
     assert real_train.medians(steps) == {"timing_s/step": 6.0, "perf/x": 6.0}
     assert real_train.medians(steps[:1])["timing_s/step"] == 90.0
     assert real_train.medians(steps, profiled=3)["timing_s/step"] == 5.0
+    assert real_train.medians(steps[:2], profiled=2)["timing_s/step"] == 5.0  # and not with the first step's 90
 
 
 def folders(tmp_path: Path) -> list[str]:
@@ -80,6 +83,7 @@ def test_what_was_measured_is_kept_however_it_ends(tmp_path, monkeypatch, ending
         (paths.out / "verl_metrics.1.jsonl").write_text(json.dumps(record) + "\n")
         during.append_layers(paths.out, 1, [{"layer": "x", "total_mean": 0.5}])
         (paths.out / "train.log").write_text("log")
+        (paths.out / "surgery.json").write_text(SurgeryReport(Precision(), []).to_json())
         if ending is not None:
             raise ending
 
@@ -88,7 +92,7 @@ def test_what_was_measured_is_kept_however_it_ends(tmp_path, monkeypatch, ending
     assert real_train.main([*folders(tmp_path), "--steps", "1"]) == code
     found = json.loads((tmp_path / "out" / "quads.json").read_text())
     assert found["decomposition_layers"] == [{"step": 1, "layer": "x", "total_mean": 0.5}]
-    assert found["decomposition"] == []
+    assert found["decomposition"] == [] and found["surgery"] == {"quantized": 0, "skipped": 0}
     assert [s["timing_s/step"] for s in found["steps"]] == [3.0] and bool(found["failed"]) == (code == 1)
     assert (tmp_path / "out" / "quads.log").read_text() == "log"
 

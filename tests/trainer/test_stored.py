@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_moe import tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig
 
 from quads.trainer.stored import load_widened, stored_dtypes
 
@@ -53,6 +53,19 @@ def test_other_dtypes_are_read_as_asked(tmp_path: Path) -> None:
     auto = Counting()
     assert load_widened(auto, tmp_path, torch.bfloat16).dtype == torch.bfloat16
     assert auto.asked == [torch.bfloat16]
+
+
+def test_a_buffer_of_the_dtype_that_is_read_is_not_rounded(tmp_path: Path) -> None:
+    """Gemma's embed_scale is sqrt(D) in the dtype that is asked for: 6.3246 in float32, 6.3125 in bfloat16."""
+    sizes = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = GemmaConfig(**sizes, num_key_value_heads=1, head_dim=16, vocab_size=43)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    auto = Counting()
+    found = load_widened(auto, tmp_path, torch.float32)
+    assert auto.asked == [torch.bfloat16, torch.float32]
+    for one, other in zip(found.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_dtypes_of_a_folder(tmp_path: Path) -> None:

@@ -369,5 +369,18 @@ def test_a_number_that_is_null_shows_no_other_step_in_its_place(tmp_path):
 def test_the_whole_checkpoint_is_trained_where_all_layers_are_asked_for(tmp_path):
     import real_size
 
-    names = [j["name"] for j in real_size.plan(tmp_path, tmp_path / "models", 4, 48, 48, 4)]
-    assert "model-train" not in names and "model" in names and "train-quads" in names
+    jobs = real_size.plan(tmp_path, tmp_path / "models", 4, 48, 48, 4)
+    assert [j["name"] for j in jobs if j["name"].startswith(("model", "preflight"))] == [
+        "model", "model-scale", "preflight",
+    ]  # fmt: skip
+    assert "train-quads" in [j["name"] for j in jobs]
+
+
+@pytest.mark.parametrize(("train", "scale", "made"), [(16, 16, ["model", "model-train"]), (48, 48, ["model"])])
+def test_equal_depths_are_one_checkpoint(tmp_path, train, scale, made):
+    import real_size
+
+    jobs = real_size.plan(tmp_path, tmp_path / "models", 2, 48, train, scale)
+    assert [j["name"] for j in jobs if j["name"].startswith("model")] == made
+    targets = [j["target"] for j in jobs]
+    assert len(set(targets)) == len(targets)

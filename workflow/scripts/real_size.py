@@ -107,15 +107,18 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int, sc
                      "target": f"{folder}/manifest.json", "needs": [f"{big}/manifest.json"], "gpus": 0})  # fmt: skip
     tensor = python("tests/parity/tensor_parallel_runs.py", root / OUT / "tensor")
     two = {"name": "tensor", "command": tensor, "target": f"{OUT}/tensor/report.json", "gpus": 2, "share": 0.1}
+    pair = [two] if gpus > 1 else []
     arms = [training(f"train-{arm}", arm, small, root, gpus) for arm in ARMS]
-    counts = sorted({2**i for i in range(gpus.bit_length()) if 2**i <= gpus} | {gpus})
+    counts = sorted({2**i for i in range(gpus.bit_length())} | {gpus})
     scaling = [
         training(f"scale-{n}", "quads", few, root, n, "--steps", PROFILED, "runtime.max_sequences=128") for n in counts
     ]
-    ahead = [preflight("preflight", big, root), preflight("preflight-train", small, root)]
-    jobs = [*made, *([two] if gpus > 1 else []), *rollouts(big, root), *arms[:2], *ahead, *scaling, *arms[2:]]
-    twice = ("model-train", "preflight-train") if train_layers == layers else ()
-    return [job for job in jobs if job["name"] not in twice]
+    depths = (("preflight", big), ("preflight-train", small))
+    ahead = [preflight(*depth, root) for depth in (depths if small != big else depths[:1])]
+    jobs: dict[str, dict] = {}
+    for job in (*made, *pair, *rollouts(big, root), *arms[:2], *ahead, *scaling, *arms[2:]):
+        jobs.setdefault(job["target"], job)  # equal numbers of layers are one checkpoint
+    return list(jobs.values())
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def use_chunked_head() -> None:
     """Let verl's FSDP engine take log-probs and entropy from logits by quads.trainer.head (runtime.chunked_head).
 
     Symptom: without flash-attn an update spends its time in launches and its memory in float32 copies of the logits.
-    Cause: verl's fallback loops over tokens in Python, and its entropy keeps three arrays [tokens, vocabulary].
+    Cause: verl's fallback loops over tokens in Python and, with its entropy, keeps three arrays [tokens, vocabulary].
     Safe because: same values and gradients up to the order of sums (tests/trainer/test_head.py compares them).
     Window: verl 0.9.1 (the engine looks both functions up by these names at every micro-batch). Idempotent.
     """
@@ -81,7 +81,7 @@ def use_stored_dtype() -> None:
 
     Symptom: 10.6 billion parameters are in the trainer after two minutes, from files that lie in memory already.
     Cause: transformers converts every expert's matrix on its way into the fused tensor, on one thread.
-    Safe because: bfloat16 to float32 is exact; files of any other dtype are read as before.
+    Safe because: bfloat16 to float32 is exact; what that does not cover is read as before (quads.trainer.stored).
     Window: verl 0.9.1 (the engine looks get_hf_auto_model_class up at every build). Idempotent.
     """
     stock = getattr(verl_model, "get_hf_auto_model_class", None)
