@@ -62,7 +62,7 @@ def calibrate(
         for ids, mask in zip(input_ids.split(batch), attention_mask.split(batch), strict=True):
             scores = _Scores(mask.reshape(-1).bool().to(device), spec.score)
             with _observing(model, scores):
-                model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False, return_dict=True)
+                model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
             for key, value in scores.sums.items():
                 total[key] = total[key] + value if key in total else value
     return {key: select(_sum_over_ranks(value), spec).cpu() for key, value in total.items()}
