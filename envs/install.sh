@@ -35,7 +35,7 @@ up_to_date() { [ -f "$STAMPS/installed" ] && [ "$(cat "$STAMPS/installed")" = "$
 # A link to another checkout's environment: installing here would point that one's project at this folder.
 check_owner() {
     local owner theirs=$VENV
-    [ -f "$STAMPS/installed" ] || return 0
+    [ -L "$VENV" ] && [ -f "$STAMPS/installed" ] || return 0
     owner=$(cut -d' ' -f2- "$STAMPS/installed")
     case $VENV in /*) ;; *) theirs=$owner/$VENV ;; esac
     if [ "$owner" != "$PWD" ] && [ -f "$owner/envs/install.sh" ] && [ "$theirs" -ef "$VENV" ]; then

@@ -3,7 +3,7 @@
 
     backend     product                                    activations             needs
     reference   numerics.qdq.emulated_linear, fp32 torch   numerics.qdq            nothing; it is the definition
-    triton      kernels.gemm, q*s in bf16 units            kernels.terms, fp8      a GPU (or Triton's interpreter), bf16
+    triton      kernels.gemm, q*s in bf16 units            terms, fp8_activation   a GPU (or Triton's interpreter), bf16
     native      kernels.native, FP4 units, Triton          native_quantize, packed compute capability 10, Triton 3.7
     cutlass     kernels.cutlass, FP4 units, vLLM's ops     native_quantize, packed compute capability 10, bf16
 
@@ -96,7 +96,7 @@ def activation_kernel(backend: str, fmt: str, rac: RacSpec | None) -> tuple[str,
     if backend == "reference":
         return "torch", "backend reference is quads.numerics"
     if fmt == "fp8":
-        return "triton", "quads.kernels.fp8"
+        return "triton", "quads.kernels.fp8_activation"
     reason = without_kernel(rac)
     kernel = "quads.kernels.terms" if backend == "triton" else "quads.kernels.native_quantize"
     return ("torch", reason) if reason else ("triton", kernel)
@@ -128,7 +128,7 @@ def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | 
     amax: fp32 [T, 1] of whole tokens when x holds a part of their channels; checking it waits for the device. Raises
     ValueError when it is not finite, or for a mask whose selection needs the other channels.
     """
-    from quads.kernels import fp8, rac_gemm, terms
+    from quads.kernels import fp8_activation, rac_gemm, terms
 
     x = x.contiguous()
     if fmt == "bf16":
@@ -142,7 +142,7 @@ def operands(x: Tensor, fmt: Format, rac: RacSpec | None, static_mask: Tensor | 
         quantize = rac_gemm.terms if without_kernel(rac) else terms.terms
         return quantize(x, rac, static_mask)
     if fmt == "fp8" and rac is None and amax is None:
-        rows = fp8.per_token(x)
+        rows = fp8_activation.per_token(x)
         return rac_gemm.Terms(rows.q, None, rows.scale)
     a = quantize_activation(x, fmt, rac, static_mask, amax)
     return rac_gemm.Terms(a.qs.to(torch.bfloat16).contiguous(), None, a.rcp.contiguous())

@@ -38,8 +38,8 @@ def log_probs(logits: Tensor, labels: Tensor, inplace_backward: bool = True) -> 
     return _by_chunk(_log_probs, logits, labels.reshape(-1)).view(labels.shape)
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """float32 [...] of logits [..., V]."""
+def entropy(logits: Tensor, chunk_size: int | None = None) -> Tensor:
+    """float32 [...] of logits [..., V]. `chunk_size` is verl's and has no meaning here."""
     return _by_chunk(_entropy, logits).view(logits.shape[:-1])
 
 

@@ -10,6 +10,7 @@ another dtype than bfloat16, or of several, and models that compute a buffer in 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,21 @@ import torch
 from safetensors import safe_open
 
 
+def shards(checkpoint: str | Path) -> list[Path]:
+    """The safetensors files that from_pretrained reads; others in the folder (adapters, a vendor's own) are not."""
+    folder = Path(checkpoint)
+    if (whole := folder / "model.safetensors").is_file():
+        return [whole]
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return []
+    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+
+
 def stored_dtypes(checkpoint: str | Path) -> set[str]:
-    """safetensors' names ("BF16", "F32") of the dtypes in a checkpoint folder; empty without safetensors files."""
+    """safetensors' names ("BF16", "F32") of the dtypes of a checkpoint's tensors; empty without safetensors files."""
     found: set[str] = set()
-    for path in sorted(Path(checkpoint).glob("*.safetensors")):
+    for path in shards(checkpoint):
         with safe_open(path, "pt") as file:
             found |= {file.get_slice(name).get_dtype() for name in file.keys()}
     return found

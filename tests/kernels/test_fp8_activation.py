@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quads.kernels.fp8, bit for bit against quads.numerics.fp8 and the golden vectors; outputs poisoned."""
+"""quads.kernels.fp8_activation, bit for bit against quads.numerics.fp8 and the golden vectors; outputs poisoned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from kernel_cases import DEVICE, VECTORS, assert_bytes, hard, load, poison
 
-from quads.kernels import fp8
+from quads.kernels import fp8_activation as fp8
 from quads.numerics import fp8 as definition
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def test_compiles_ahead_for_hopper(columns: int) -> None:
     """ptxas accepts it for sm_90, and the conversion is one instruction; nothing is executed."""
     code = (
         "import triton; from triton.backends.compiler import GPUTarget; from triton.compiler import ASTSource;"
-        "from quads.kernels import fp8; from quads.kernels.encode import LAUNCH;"
+        "from quads.kernels import fp8_activation as fp8; from quads.kernels.encode import LAUNCH;"
         f"width = fp8.power_of_two({columns}); per = max(1, fp8.TILE // width);"
         "names = fp8._per_token_kernel.arg_names;"
         "types = {'x_ptr': '*bf16', 'q_ptr': '*bf16', 'scale_ptr': '*fp32', 'rows': 'i32', 'columns': 'i32'};"

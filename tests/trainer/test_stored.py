@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_moe import tiny_model
 from transformers import AutoModelForCausalLM, GemmaConfig
 
@@ -66,6 +67,23 @@ def test_a_buffer_of_the_dtype_that_is_read_is_not_rounded(tmp_path: Path) -> No
     assert auto.asked == [torch.bfloat16, torch.float32]
     for one, other in zip(found.buffers(), plain.buffers(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_files_that_are_not_the_models_are_not_asked(tmp_path: Path) -> None:
+    """A float32 checkpoint of another kind beside a bfloat16 adapter must not be rounded."""
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    save_file({"x": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "adapter_model.safetensors")
+    assert stored_dtypes(tmp_path) == set()
+    found = load_widened(AutoModelForCausalLM, tmp_path, torch.float32)
+    assert torch.equal(found.lm_head.weight, model.lm_head.weight)
+
+
+def test_shards_of_an_index(tmp_path: Path) -> None:
+    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
+    save_file({"x": torch.zeros(2)}, tmp_path / "left_over.safetensors")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1 and stored_dtypes(tmp_path) == {"BF16"}
 
 
 def test_dtypes_of_a_folder(tmp_path: Path) -> None:
