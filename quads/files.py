@@ -172,6 +172,14 @@ def read_checkpoint_config(model: Path, sizes: Sequence[str]) -> dict[str, Any]:
     return config
 
 
+SHARD_INDEX = "model.safetensors.index.json"
+
+
+def indexed_shards(folder: Path) -> list[str]:
+    """Names of the shards in the index of a Hugging Face checkpoint, sorted. Raises OSError, ValueError, KeyError."""
+    return sorted(set(json.loads((folder / SHARD_INDEX).read_text())["weight_map"].values()))
+
+
 def append_jsonl(path: str | Path, *objects: dict[str, Any]) -> None:
     """Append each object as one line and flush to the disk, once; first cut off a torn last line of a killed writer.
 

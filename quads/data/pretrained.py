@@ -20,11 +20,11 @@ from typing import Any
 
 from quads.config.experiment import Checkpoint
 from quads.data.benchmarks.hub import file_sha256
+from quads.files import SHARD_INDEX, indexed_shards
 
 log = logging.getLogger(__name__)
 
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-INDEX = "model.safetensors.index.json"
 
 
 def place(checkpoint: Checkpoint, out: Path) -> dict[str, Any]:
@@ -73,10 +73,10 @@ def describe(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ValueError(f"{folder}: no {name}; a complete Hugging Face checkpoint with its tokenizer is needed")
     shards = sorted(p.name for p in folder.glob("*.safetensors"))
-    if (folder / INDEX).is_file():
-        named = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    if (folder / SHARD_INDEX).is_file():
+        named = indexed_shards(folder)
         if missing := sorted(set(named) - set(shards)):
-            raise ValueError(f"{folder}: {INDEX} names {len(named)} shards, missing: {', '.join(missing)}")
+            raise ValueError(f"{folder}: {SHARD_INDEX} names {len(named)} shards, missing: {', '.join(missing)}")
         shards = named
     if not shards:
         raise ValueError(f"{folder}: no .safetensors file; convert the checkpoint to safetensors")

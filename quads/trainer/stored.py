@@ -10,12 +10,13 @@ another dtype than bfloat16, or of several, and models that compute a buffer in 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+
+from quads.files import SHARD_INDEX, indexed_shards
 
 
 def shards(checkpoint: str | Path) -> list[Path]:
@@ -23,10 +24,7 @@ def shards(checkpoint: str | Path) -> list[Path]:
     folder = Path(checkpoint)
     if (whole := folder / "model.safetensors").is_file():
         return [whole]
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return []
-    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return [folder / name for name in indexed_shards(folder)] if (folder / SHARD_INDEX).is_file() else []
 
 
 def stored_dtypes(checkpoint: str | Path) -> set[str]:

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, source / "model-00001-of-00002.safetensors")
     save_file({"c": torch.zeros(2, 2)}, source / "model-00002-of-00002.safetensors")
     weights = {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}
-    (source / pretrained.INDEX).write_text(json.dumps({"weight_map": weights}))
+    (source / pretrained.SHARD_INDEX).write_text(json.dumps({"weight_map": weights}))
     (source / "config.json").write_text(json.dumps({"architectures": ["Qwen3MoeForCausalLM"]}))
     (source / "tokenizer_config.json").write_text("{}")
     (source / "pytorch_model.bin").write_text("pickles are never taken")
