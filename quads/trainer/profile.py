@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 # quads.kernels' quantizers of weights and activations, by the exact names that Triton reports.
-OWN = ("_amax_kernel", "_quantize_kernel", "_fused_kernel", "_kernel", "_static_kernel", "_token_kernel")
+OWN = ("_amax_kernel", "_quantize_kernel", "_fused_kernel", "_kernel", "_static_kernel", "_token_kernel",
+       "_per_token_kernel")  # fmt: skip
 # Order matters: `ncclDevKernel_ReduceScatter` is communication, `reduce_kernel` is not.
 KINDS: dict[str, tuple[str, ...]] = {
     "communication": ("nccl",),
@@ -67,11 +68,12 @@ def summary(kernels: list[Kernel], wall: float, most: int = 25) -> dict[str, Any
     by_name: dict[str, list[float]] = {}
     for k in kernels:
         by_name.setdefault(k.name, []).append(k.end - k.start)
+    kind_of = {name: kind(name) for name in by_name}  # of tens of thousands of launches a few hundred names
     kinds: dict[str, list[float]] = {}
     for name, times in by_name.items():
-        kinds.setdefault(kind(name), []).extend(times)
+        kinds.setdefault(kind_of[name], []).extend(times)
     busy = union((k.start, k.end) for k in kernels)
-    hidden = union((k.start, k.end) for k in kernels if kind(k.name) != "communication")
+    hidden = union((k.start, k.end) for k in kernels if kind_of[k.name] != "communication")
     top = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:most]
     return {
         "wall_s": wall,
@@ -82,7 +84,7 @@ def summary(kernels: list[Kernel], wall: float, most: int = 25) -> dict[str, Any
         "kinds": {
             name: {"s": sum(times), "launches": len(times)} for name, times in sorted(kinds.items(), key=_by_time)
         },
-        "kernels": [{"name": n[:90], "kind": kind(n), "s": sum(t), "launches": len(t)} for n, t in top],
+        "kernels": [{"name": n[:90], "kind": kind_of[n], "s": sum(t), "launches": len(t)} for n, t in top],
     }
 
 

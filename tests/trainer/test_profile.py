@@ -43,6 +43,7 @@ def test_summary_of_overlapping_kernels() -> None:
         ("fmha_cutlassB_bf16_aligned_64x64", "attention"),
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "products"),
         ("_quantize_kernel", "quantizers"),
+        ("_per_token_kernel", "quantizers"),
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward", "softmax"),
         ("void at::native::reduce_kernel<512, 1>", "sums"),
         ("something_new", "other"),
