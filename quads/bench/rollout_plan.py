@@ -98,9 +98,9 @@ def chosen_runtime(experiment: Experiment, backend: str | None, graphs: bool | N
     plugin: False where vLLM's own engines run alone, which no backend serves and graphs always suit.
     """
     given = {k: v for k, v in (("rollout_backend", backend), ("rollout_graphs", graphs)) if v is not None}
-    runtime = {**experiment.runtime.model_dump(), **given}
     if not plugin:
         return experiment.runtime.model_copy(update=given)
+    runtime = {**experiment.runtime.model_dump(), **given}
     try:
         return Runtime.model_validate(runtime)
     except ValidationError as error:

@@ -11,9 +11,8 @@
                  and the GPU's time in one update
     scale-*      three steps of fewer layers on 1, 2, 4 ... GPUs, the same 128 responses a step
 
-Resumable: a job whose JSON exists is not repeated, so that other options need another ROOT.
-Everything lands in ROOT/results/real_size/bench. Differs from a
-Snakemake target in that nothing here is a result of training.
+Resumable: a job whose JSON exists is not repeated, so that other options need another ROOT. Everything lands in
+ROOT/results/real_size/bench. Differs from a Snakemake target in that nothing here is a result of training.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from quads.bench.real_model import VOCABULARY
 
 CONFIG = "configs/real_size.yaml"
 OUT = "results/real_size/bench"
@@ -41,7 +43,6 @@ ENGINES: dict[str, tuple[str, str]] = {
     "fp8": ("fp8", ""),
 }
 DATA = "results/real_size/data"
-VOCABULARY = 151936
 PROMPTS = "results/real_size/prompts.jsonl"
 ARMS = ("quads", "nvfp4_naive", "bf16", "fp8")
 PROFILED = 3  # the step whose update is profiled
@@ -67,15 +68,20 @@ def rollouts(model: Path, root: Path) -> list[dict]:
     return jobs
 
 
-def training(name: str, arm: str, model: Path, root: Path, gpus: int, *more: object) -> dict:
-    """One job of real_train on all its GPUs."""
+def training(
+    name: str,
+    arm: str,
+    model: Path,
+    root: Path,
+    gpus: int,
+    options: Sequence[object] = (),
+    settings: Sequence[str] = (),
+) -> dict:
+    """One job of real_train on all its GPUs; options: more words for it, settings: more for its --set."""
     data, target = root / DATA, f"{OUT}/{name}.json"
-    words = [word for word in more if not str(word).startswith("runtime.")]
-    settings = [f"runtime.gpus_per_node={gpus}"]
-    settings += [str(word) for word in more if str(word).startswith("runtime.")]
     command = python(
         "-m", "quads.bench.real_train", "--experiment", CONFIG, "--arm", arm, "--model", model, "--data", data, "--out",
-        root / target, "--profile", PROFILED, *words, "--set", *settings,
+        root / target, "--profile", PROFILED, *options, "--set", f"runtime.gpus_per_node={gpus}", *settings,
     )  # fmt: skip
     needs = [f"{model}/manifest.json", f"{data}/manifest.json"]
     return {"name": name, "command": command, "target": target, "needs": needs, "gpus": gpus, "share": 1.0,
@@ -111,7 +117,8 @@ def plan(root: Path, models: Path, gpus: int, layers: int, train_layers: int, sc
     arms = [training(f"train-{arm}", arm, small, root, gpus) for arm in ARMS]
     counts = sorted({2**i for i in range(gpus.bit_length())} | {gpus})
     scaling = [
-        training(f"scale-{n}", "quads", few, root, n, "--steps", PROFILED, "runtime.max_sequences=128") for n in counts
+        training(f"scale-{n}", "quads", few, root, n, ("--steps", PROFILED), ("runtime.max_sequences=128",))
+        for n in counts
     ]
     depths = (("preflight", big), ("preflight-train", small))
     ahead = [preflight(*depth, root) for depth in (depths if small != big else depths[:1])]
